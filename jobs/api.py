@@ -11,10 +11,10 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from relabel.jobs.output import Exit
+from relabel.jobs.output import Exit, Printed
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.labels import Pair
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from relabel.distill.students.distillation import Report
     from relabel.jobs.ask import Asked
     from relabel.jobs.sections import ComparedSets, JudgedLabels
+    from relabel.jobs.trained import StudentResult
 
 Spec = str | Mapping[str, Any]
 Given = ParamSpec("Given")
@@ -32,7 +32,7 @@ Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Printed):
     """How a run ended.
 
     Args:
@@ -41,6 +41,7 @@ class RunResult:
         quarantined: rows without a label, by reason.
         seconds: of this call.
         report: all that the command's `--output json` prints.
+        table: what it prints for people.
     """
 
     output: str
@@ -51,6 +52,11 @@ class RunResult:
     open: int
     seconds: float
     report: Mapping[str, Any]
+    table: Sequence[str] = field(default=(), repr=False)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        return list(self.table)
 
     def labels(self, *, texts: bool = False) -> pa.Table:
         """The labels, see `read_labels`; of a run that is not finished, those that are there."""
@@ -151,6 +157,7 @@ def run(
         open=report.rows - report.tally.rows,
         seconds=report.seconds,
         report=report.as_json(),
+        table=report.lines(),
     )
 
 
@@ -289,7 +296,7 @@ def evaluate(
 
 
 @_names_arguments
-def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, restart: bool = False) -> Report:
+def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, restart: bool = False) -> StudentResult:
     """Train a student on finished label runs, as `relabel distill` does.
 
     Args:

@@ -1,7 +1,6 @@
 """`ask`: rows put to the model as a run would, with all that is asked and answered in full. Writes no labels."""
 
 import contextlib
-import html
 import itertools
 import json
 import random
@@ -15,7 +14,7 @@ import click
 
 from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
 from relabel.jobs.job import Job, load_job, options_begun_with, start_engine
-from relabel.jobs.output import Exit, TextResult, emit, note, shown, value_text
+from relabel.jobs.output import Exit, Printed, TextResult, emit, note, shown, value_text
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.report import engine_text
@@ -35,7 +34,7 @@ from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import load_plan
 from relabel.manifests.records import plain
 from relabel.manifests.rows import pairs_by_number, rows_of_queries
-from relabel.manifests.secrets import counted, one_line, redacted
+from relabel.manifests.secrets import counted, one_line
 from relabel.manifests.store import open_run_store
 
 
@@ -108,7 +107,7 @@ class AskedRows:
     remarks: list[str] = field(default_factory=list)
 
 
-class Asked(list[AskedRows]):
+class Asked(Printed, list[AskedRows]):
     """What `relabel.ask` returns: a record for each row, or for each query. It is shown as by the command."""
 
     @property
@@ -139,11 +138,9 @@ class Asked(list[AskedRows]):
         """The grade of the one row that was asked; None where its labeler gives none. Raises as `label`."""
         return self.label.grade
 
-    def __str__(self) -> str:
-        return redacted(click.unstyle("\n".join(asked_text(asked, None) for asked in self)))
-
-    def _repr_html_(self) -> str:
-        return f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>'
+    def lines(self) -> list[str]:
+        """The result for people."""
+        return [asked_text(asked, None) for asked in self]
 
 
 def chosen_rows(job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[tuple[list[Pair], set[int]]]:

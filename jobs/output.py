@@ -1,5 +1,6 @@
 """How a command ends: its exit code, and its result as text for people or one JSON object for programs."""
 
+import html
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import click
 
 from relabel.manifests import errors
-from relabel.manifests.secrets import one_line, redacted_values
+from relabel.manifests.secrets import one_line, redacted, redacted_values
 
 
 class Exit(IntEnum):
@@ -57,6 +58,20 @@ class Result(Protocol):
     def lines(self) -> list[str]:
         """For people."""
         ...
+
+
+class Printed:
+    """A result that Python prints as its command does; a notebook shows the same text."""
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return redacted(click.unstyle("\n".join(self.lines())))
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>'
 
 
 def emit(result: Result, output: str, code: int = Exit.DONE) -> int:

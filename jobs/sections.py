@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from relabel.jobs.output import grid
+from relabel.jobs.output import Printed, grid
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentComparison
 from relabel.manifests.metrics.evaluation import FEWEST_QUERIES, Baselines, Evaluation, GateVerdict
 from relabel.manifests.metrics.judged import METRICS, title_of
@@ -262,7 +262,7 @@ class SideCut:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedLabels(Evaluation):
+class JudgedLabels(Printed, Evaluation):
     """One set of labels, or several as one, by gold.
 
     Args:
@@ -307,7 +307,7 @@ class ComparedStudent(StudentComparison):
 
 
 @dataclass(frozen=True)
-class ComparedSets:
+class ComparedSets(Printed):
     """All students compared with one teacher; `sets` are name, role, path, kind, quarantined and origin of each."""
 
     sets: list[dict[str, Any]]

@@ -6,22 +6,20 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
-from relabel.jobs.output import Exit, Summary, emit, grid
+from relabel.jobs.output import Exit, Summary, emit
 from relabel.manifests.errors import UsageError
-from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
-    from relabel.distill.students.distillation import Report
-    from relabel.distill.students.spec import DistillSpec, StudentManifest
+    from relabel.distill.students.spec import DistillSpec
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.training.output import Start
+    from relabel.jobs.trained import StudentResult
     from relabel.manifests.files import Storage
     from relabel.manifests.specs import Spec
 
@@ -165,7 +163,7 @@ def distill(
         return _show_plan(spec_file, overrides, output)
     report = train_student(spec_file, overrides, start=start)
     if is_first_process():
-        emit(StudentResult(report), output)
+        emit(report, output)
     if not report.has_passed:
         return Exit.GATE
     if report.was_done and not done_ok:
@@ -173,7 +171,7 @@ def distill(
     return Exit.DONE
 
 
-def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, start: Start) -> Report:
+def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, start: Start) -> StudentResult:
     """Train the student of a spec file, or of the values of one.
 
     Args:
@@ -182,10 +180,11 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
         RelabelError: what is wrong with the spec, the labels, the model or the training.
     """
     from relabel.distill.students.distillation import distill as train
+    from relabel.jobs.trained import StudentResult
 
     found, cache_dir, storage = _open_student_spec(spec, overrides)
     with says_how_to_continue(found.output):
-        return train(
+        report = train(
             found,
             storage,
             start=start,
@@ -193,6 +192,7 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
             report=teller(),
             is_writer=is_first_process(),
         )
+    return StudentResult(**vars(report))
 
 
 def _open_student_spec(
@@ -220,65 +220,6 @@ def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
     found, cache_dir, storage = _open_student_spec(spec, overrides)
     plan = plan_student(found, storage, cache_dir=cache_dir)
     return emit(Summary("Nothing was trained", {**plain(plan), "output": found.output}), output)
-
-
-@dataclass(frozen=True)
-class StudentResult:
-    """A student, trained now or earlier."""
-
-    report: Report
-
-    def as_json(self) -> dict[str, Any]:
-        """The result for programs."""
-        from relabel.manifests.records import plain
-
-        manifest = self.report.manifest
-        split = plain(manifest.split)
-        split.pop("learned_queries", None)  # long, and nothing to read
-        return {
-            "name": manifest.name,
-            "fingerprint": manifest.fingerprint,
-            "heads": plain(manifest.heads),
-            "temperature": plain(manifest.temperature),
-            "rows": plain(manifest.rows),
-            "rows_by_head": plain(manifest.rows_by_head),
-            "split": split,
-            "training": plain(manifest.training),
-            "metrics": plain(manifest.metrics),
-            "notes": plain(manifest.notes),
-            "gate": plain(self.report.gate),
-            "output": str(self.report.output),
-            "was_done": self.report.was_done,
-        }
-
-    def lines(self) -> list[str]:
-        """The result for people."""
-        manifest = self.report.manifest
-        training = manifest.training
-        sides = [f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items()]
-        rows_per_s = f"{training.rows_per_s or 0:,} rows/s on {training.device}"
-        rows = [
-            ("verdict", _verdict(manifest)),
-            ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
-            ("rows", ", ".join(sides)),
-            ("trained", f"{counted(training.steps, 'step')}, {rows_per_s}"),
-        ]
-        rows += [("note", note) for note in manifest.notes]
-        rows += [("gate", check.text) for check in self.report.gate.checks]
-        head = "Nothing to do: this student is in" if self.report.was_done else "The student is in"
-        return [f"{head} {self.report.output}", grid(rows), "", grid(manifest.metrics.test.figure_rows())]
-
-
-def _verdict(manifest: StudentManifest) -> str:
-    """Whether a student beats the baselines of its test split."""
-    from relabel.manifests.metrics.evaluation import not_beaten
-
-    test = manifest.metrics.test
-    if test.baselines is None:
-        return "not known: no test row has a grade to judge by"
-    over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
-    below = "; ".join(not_beaten(test.student, test.baselines))
-    return f"no better than a baseline {over}: {below}" if below else f"above the baselines {over}"
 
 
 # ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +18,7 @@ from relabel.manifests.errors import ConfigError, InputError, UsageError, Verdic
 from tests.docs.pages import DOCS, blocks
 from tests.docs.worlds import call, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
+from tests.jobs.test_demo import write_tiny_model
 
 BLOCKS = [block for block in blocks(DOCS / "python.md") if block.language == "python"]
 JOB = {
@@ -131,6 +133,72 @@ def test_what_was_asked_prints_as_the_command_shows_it(folder: Path) -> None:  #
     printed = str(relabel.ask(JOB, [{"query": "red shoes", "document": "A red shoe."}]))
     assert "row 0: label" in printed
     assert "Exchange(" not in printed
+
+
+@pytest.fixture
+def two_judges(folder: Path) -> Path:  # noqa: F811
+    """Labels of two judges, and gold of the same pairs."""
+    for name, grades in (("teacher", (0, 1, 2, 1)), ("student", (0, 2, 2, 1)), ("gold", (0, 1, 2, 2))):
+        rows = (json.dumps({"query_id": f"q{row}", "doc_id": "d", "grade": grade}) for row, grade in enumerate(grades))
+        (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    return folder
+
+
+@pytest.mark.parametrize("sets", [["teacher.jsonl"], ["teacher.jsonl", "student.jsonl"]], ids=["judged", "compared"])
+def test_what_was_judged_prints_as_by_the_command(
+    two_judges: Path, capsys: pytest.CaptureFixture[str], sets: list[str]
+) -> None:
+    found = relabel.evaluate(*sets, qrels="gold.jsonl")
+    assert call("evaluate", *sets, "--qrels", "gold.jsonl") == 0
+    assert f"{found}\n" == capsys.readouterr().out
+    assert "accuracy" in found._repr_html_()
+
+
+def test_a_run_prints_as_by_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    write_pairs(folder)
+    found = relabel.run(JOB)
+    assert str(found).startswith("ecom: done, every row accounted for\n")
+    capsys.readouterr()
+    (folder / "job.yaml").write_text(json.dumps(JOB))
+    assert call("run", "job.yaml") == 10
+    assert str(relabel.run(JOB)) in capsys.readouterr().out
+
+
+def test_a_student_prints_as_by_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    write_pairs(folder)
+    assert call("run", _written(folder / "job.yaml", JOB)) == 0
+    write_tiny_model(folder / "encoder")
+    spec = {
+        "name": "student",
+        "labels": ["out/ecom"],
+        "student": {"kind": "logistic", "model": str(folder / "encoder")},
+        "train": {"max_tokens": 64},
+        "output": "out/student",
+    }
+    found = relabel.distill(spec)
+    assert str(found).startswith("The student is in out/student\n")
+    assert "StudentManifest(" not in str(found)
+    capsys.readouterr()
+    assert call("distill", _written(folder / "student.yaml", spec)) == 10
+    assert capsys.readouterr().out == f"{relabel.distill(spec)}\n"
+
+
+def _written(path: Path, spec: dict[str, Any]) -> str:
+    path.write_text(json.dumps(spec))
+    return str(path)
+
+
+def test_a_figure_that_is_not_there_names_those_that_are(two_judges: Path) -> None:
+    found = relabel.evaluate("teacher.jsonl", qrels="gold.jsonl")
+    with pytest.raises(KeyError, match=r"no figure `acuracy`; known are accuracy.* Did you mean `accuracy`"):
+        _ = found.figures["acuracy"]
+    assert found.figures.get("acuracy") is None
+    assert "acuracy" not in found.figures
+    compared = relabel.evaluate("teacher.jsonl", "student.jsonl", qrels="gold.jsonl").comparisons[0]
+    assert compared.against_gold is not None
+    for figures in (compared.against_teacher, compared.against_gold.student.figures, compared.against_gold.difference):
+        with pytest.raises(KeyError, match="no figure `acuracy`"):
+            _ = figures["acuracy"]
 
 
 def test_a_map_may_be_a_text_or_a_dictionary_and_an_unknown_argument_is_named(folder: Path) -> None:  # noqa: F811
