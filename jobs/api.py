@@ -64,9 +64,11 @@ class RunResult(Printed):
 
 
 _COMMAND_LINE = re.compile(
-    r"(?P<command>\brelabel [a-z][^;\n`]*)|(?P<set>--set (?P<pair>[^\s=]+=\S*[^\s.,;:)`]))|--(?P<flag>[a-z][a-z-]*)"
+    r"(?P<command>\brelabel [a-z][^;\n`]*)"
+    r"|(?P<set>--set (?P<pair>[^\s=]+=\S*[^\s.,;:)`]))"
+    r"|--(?P<flag>[a-z][a-z-]*)( (?P<map>-?\w+=\w+(,(-?\d+=\d+|…))*)| (?P<word>mean|first|all)\b| '(?P<quoted>[^']+)')?"
 )
-"""A command, which stays as it is, or an option that is named outside of one."""
+"""A command, which stays as it is, or an option that is named outside of one, with the value that it is to have."""
 _ARGUMENTS = {
     "set": "overrides",
     "for": "duration",
@@ -88,9 +90,15 @@ def _names_arguments(call: Callable[Given, Returned]) -> Callable[Given, Returne
         if found["pair"]:
             return f'overrides=["{found["pair"]}"]'
         name = _ARGUMENTS.get(found["flag"], found["flag"].replace("-", "_"))
-        if name in parameters or ("options" in parameters and name in _judging_fields()):
-            return f"`{name}`"
-        return found[0]
+        if name not in parameters and ("options" not in parameters or name not in _judging_fields()):
+            return found[0]
+        if found["map"]:
+            return f"{name}={{{found['map'].replace('=', ': ').replace(',', ', ')}}}"
+        if found["word"]:
+            return f'{name}="{found["word"]}"'
+        if found["quoted"]:
+            return f'{name}=["{found["quoted"]}"]'
+        return f"`{name}`"
 
     @functools.wraps(call)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
@@ -279,9 +287,9 @@ def evaluate(
     for name in options.keys() - _judging_fields():
         meant = _ARGUMENTS.get(name.replace("_", "-")) or nearest(name, sorted(_judging_fields()))
         raise UsageError(f"evaluate: no argument `{name}`." + (f" Did you mean `{meant}`?" if meant else ""))
-    for name in ("grade_map", "label_map"):
+    for name, option in (("grade_map", "--map"), ("label_map", "--map-labels")):
         if isinstance(options.get(name), str):
-            options[name] = parse_map(options[name], name)
+            options[name] = parse_map(options[name], option)
     judging = JudgingOptions(
         qrels=qrels,
         side=side,

@@ -14,7 +14,7 @@ import pytest
 
 import relabel
 from relabel.jobs.run import display
-from relabel.manifests.errors import ConfigError, InputError, UsageError, VerdictError
+from relabel.manifests.errors import ConfigError, InputError, RelabelError, UsageError, VerdictError
 from tests.docs.pages import DOCS, blocks
 from tests.docs.worlds import call, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
@@ -222,8 +222,31 @@ def test_errors_name_arguments_where_the_commands_name_options(folder: Path) -> 
     (folder / "gold.jsonl").write_text('{"query_id": "q0", "doc_id": "d0", "grade": 1}\n')
     with pytest.raises(InputError) as refused_scale:
         relabel.evaluate("labels.jsonl", qrels="gold.jsonl", grades=3)
-    assert "`label_map`" in str(refused_scale.value)
+    assert "label_map={7: 2}" in str(refused_scale.value)
     assert "--" not in str(refused_scale.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggested"),
+    [
+        ({"grades": 2, "qrels": "more.jsonl"}, "grade_map={0: 0, 1: 0, 2: 1, 3: 1}"),
+        ({"grade_map": "0=x"}, "for instance grade_map={0: 0, 1: 1, 2: 2, 3: 2}"),
+        ({"qrels": "twice.jsonl"}, 'duplicates="mean" or duplicates="first"'),
+        ({"require": ["accuracy"]}, 'for instance require=["macro_f1>=0.9*teacher"]'),
+    ],
+    ids=["map", "bad-map", "duplicates", "require"],
+)
+def test_what_an_error_suggests_can_be_typed_in_python(
+    two_judges: Path, arguments: dict[str, Any], suggested: str
+) -> None:
+    labels = [{"query_id": f"q{row}", "doc_id": "d", "grade": row % 2} for row in range(4)]
+    gold = [{"query_id": f"q{row}", "doc_id": "d", "grade": row} for row in range(4)]
+    for name, rows in (("few", labels), ("more", gold), ("twice", [*gold, {**gold[0], "grade": 1}])):
+        (two_judges / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(RelabelError) as refused:
+        relabel.evaluate("few.jsonl", **{"qrels": "gold.jsonl", **arguments})
+    assert suggested in str(refused.value)
+    assert "--" not in str(refused.value)
 
 
 def test_a_function_is_called_again_though_a_folder_has_its_name(folder: Path) -> None:  # noqa: F811
