@@ -212,9 +212,19 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
     loss_KK = np.array(spec.loss or 1 - np.eye(grades), dtype=np.float64)
     if loss_KK.shape != (grades, grades):
         raise ConfigError(f"{where}: `cascade.loss` has {len(loss_KK)} rows; {grades} grades want {grades} of {grades}")
-    cheap_sets = [open_answers(path, storage, grades, f"{where}: `cascade.cheap`") for path in spec.cheap]
+    cheap_sets = []
+    for path in spec.cheap:
+        key = f"{where}: `cascade.cheap`"
+        advice = "`relabel score` writes the labels of a student, `relabel run` those of another judge."
+        cheap_sets.append(open_answers(path, storage, grades, key, advice))
     cheap = CheapAnswers([labelled for _, labelled in cheap_sets], loss_KK)
-    teacher, answered = open_answers(spec.calibration, storage, grades, f"{where}: `cascade.calibration`")
+    teacher, answered = open_answers(
+        spec.calibration,
+        storage,
+        grades,
+        f"{where}: `cascade.calibration`",
+        "Label a sample of the queries with the teacher: `relabel run` with this job without `cascade`.",
+    )
     if teacher.plan is not None:
         _check_teacher(teacher.plan.parts, parts, f"{where}: `cascade.calibration` {spec.calibration}")
     answered_keys = keys_of(answered)
@@ -277,11 +287,12 @@ def _audited_share(spec: CascadeSpec, cheap_rows: float) -> float:
     return max(spec.audit, min(enough, _MOST_AUDITED))
 
 
-def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[LabelSet, Labelled]:
+def open_answers(path: str, storage: Storage, grades: int, key: str, advice: str) -> tuple[LabelSet, Labelled]:
     """Graded pairs of a run or a label file, by their ids.
 
     Args:
         key: what names the path, for errors.
+        advice: what writes such a file, for errors.
     Raises:
         ConfigError: they are on another scale.
         InputError, ManifestError: as `open_labels`.
@@ -291,7 +302,7 @@ def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[La
     try:
         labels = open_labels(path, storage)
     except InputError as exc:
-        raise InputError(f"{key}: {exc}") from exc
+        raise InputError(f"{key}: {exc} {advice}") from exc
     if labels.grades not in (None, grades):
         raise ConfigError(f"{key}: {path} has {labels.grades} grades, and the job's labeler {grades}")
     return labels, gather(labels.parts(), grades=grades, where=path)

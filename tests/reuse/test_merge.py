@@ -466,6 +466,12 @@ def test_cheap_answers_that_are_not_there_are_reported_by_their_key(asked: Asked
     assert code == 3
     assert "`cascade.cheap`" in error
     assert "no-scores" in error
+    assert "`relabel score` writes the labels of a student" in error
+    spec["calibration"] = str(days.folder / "no-teacher")
+    spec["cheap"] = asked[3]
+    code, error = days.call("plan", days.job("absent", rows, labeler={"name": "direct"}, cascade=spec))
+    assert code == 3
+    assert "no-teacher: no such file. Label a sample of the queries with the teacher" in error
 
 
 def test_other_cheap_answers_are_another_job(asked: Asked) -> None:
