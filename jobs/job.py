@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from relabel.jobs.delivery import fetch_model, local_templates
 from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
-from relabel.labelers.registry import Labeler, engine_class, labeler_class
+from relabel.labelers.registry import Labeler, engine_class, labeler_class, labelers_with
 from relabel.manifests.asks import Ask, Engine, EngineFacts
 from relabel.manifests.chat_templates import DAY, day_of, may_show_day
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
@@ -45,6 +45,7 @@ from relabel.manifests.specs import (
     EngineSpec,
     JobSpec,
     KeepsModels,
+    LabelerOptions,
     PaidByToken,
     PathMark,
     nearest,
@@ -346,6 +347,7 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
         found_engine = engine_class(engine["name"])
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
+    _refuse_keys_of_others(labeler, found_labeler.Options, where)
     values["labeler"] = validate_spec(found_labeler.Options, labeler, where=f"{where}, labeler")
     args = engine.get("args") or {}
     if not isinstance(args, dict):
@@ -382,6 +384,20 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     if spec.cascade is not None and (job.reads.whole_query or not spec.labeler.grades):
         raise ConfigError(f"{where}: `cascade`: labeler {spec.labeler.name} grades no pair by itself")
     return job
+
+
+def _refuse_keys_of_others(section: dict[str, Any], options: type[LabelerOptions], where: str) -> None:
+    """
+    Raises:
+        ConfigError: a key is none of this labeler's, and is one of another's.
+    """
+    for key in section:
+        owners = [] if key in options.model_fields else labelers_with(key)
+        if owners:
+            raise ConfigError(
+                f"{where}, labeler: `{shown(key)}` is a key of {' and '.join(owners)}, not of {section['name']}. "
+                f"Delete the line, or set `labeler.name: {owners[0]}`."
+            )
 
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -170,6 +170,11 @@ def labeler_class(name: str) -> type[Labeler]:
     return cast("type[Labeler]", _LABELERS.load(name))
 
 
+def labelers_with(key: str) -> list[str]:
+    """Those of this package whose section may hold a key, in order."""
+    return [name for name in LABELERS if key in labeler_class(name).Options.model_fields]
+
+
 def options_of_run(parts: Mapping[str, Any], spec: Mapping[str, Any], *, where: str) -> LabelerOptions:
     """The options of the labeler that asked a run.
 

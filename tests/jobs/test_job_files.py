@@ -70,6 +70,13 @@ def refusal_of(path: str, **arguments: Any) -> str:
     return str(refused.value)
 
 
+def test_a_key_of_another_labeler_names_its_owner(write_job: Callable[..., str]) -> None:
+    message = refusal_of(write_job({"labeler": {"name": "graph-grpo", "max_think_tokens": 256}}))
+    assert "`max_think_tokens` is a key of " in message
+    assert "not of graph-grpo. Delete the line, or set `labeler.name: " in message
+    assert "max_text_tokens" not in message
+
+
 @pytest.mark.parametrize(("changes", "key", "meant"), TYPOS)
 def test_typo_is_an_error_that_names_the_nearest_key(
     write_job: Callable[..., str], changes: dict[str, Any], key: str, meant: str
