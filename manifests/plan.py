@@ -955,8 +955,12 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
             f"Changed:{_listed(changed)}\n  Restore the files; or label the new ones into another `output`, with "
             f"`reuse: [{output}]` in the job for the labels of texts that stayed.{also}"
         )
+    taken_over = ""
+    if recipe_digest(plan.parts) == recipe_digest(parts):
+        taken_over = f" (`reuse: [{output}]` in the job takes over the labels of the same texts)"
     raise StaleRunError(
-        f"{output}: belongs to another job. Different:{_listed(changes)}\n  Use another `output`, or restore the spec."
+        f"{output}: belongs to another job. Different:{_listed(changes)}\n"
+        f"  Use another `output`{taken_over}, or restore the spec."
         f"{_audit_to_restore(plan.parts.get('cascade'), parts.get('cascade'))}"
     )
 
