@@ -42,7 +42,7 @@ from relabel.manifests.process import require
 from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels
 from relabel.manifests.secrets import one_line, shortened
 from relabel.manifests.store import map_concurrent
-from relabel.manifests.tables import BrokenTexts, is_score, reading, require_column
+from relabel.manifests.tables import BrokenTexts, NeededColumn, is_score, reading, require_columns
 
 # ------------------------------------------------------------------------------
 # Which form a source or target has. A source may also be a run's output folder, whose form is `labels`.
@@ -315,27 +315,12 @@ def _columns(names: list[str], path: str, target: Form, options: ConvertOptions)
     else:
         value = options.score or next((name for name in SCORES if name in names), SCORES[0])
     if names:
-        require_column(
-            options.by,
-            names,
-            path=path,
-            role="the query id",
-            option="--by",
+        needed = (
+            NeededColumn(options.by, "the query id", "--by"),
+            NeededColumn(options.doc, "the document id", "--doc"),
+            NeededColumn(value, f"the {kind}", f"--{kind}"),
         )
-        require_column(
-            options.doc,
-            names,
-            path=path,
-            role="the document id",
-            option="--doc",
-        )
-        require_column(
-            value,
-            names,
-            path=path,
-            role=f"the {kind}",
-            option=f"--{kind}",
-        )
+        require_columns(needed, names, path=path)
     return value, kind
 
 

@@ -9,7 +9,7 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import load_columns
 from relabel.manifests.labels import texts_of
-from relabel.manifests.tables import as_ids, require_column
+from relabel.manifests.tables import NeededColumn, as_ids, require_columns
 
 SHOWN_CHARACTERS = 60
 
@@ -24,8 +24,8 @@ def load_queries(path: str, by: str, query: str, storage: Storage) -> list[tuple
     """
 
     def choose(names: list[str]) -> list[str]:
-        require_column(by, names, path=path, role="the query id", option="--by")
-        require_column(query, names, path=path, role="the query's text", option="--query")
+        needed = NeededColumn(by, "the query id", "--by"), NeededColumn(query, "the query's text", "--query")
+        require_columns(needed, names, path=path)
         return [by, query]
 
     columns = load_columns(path, choose, storage)

@@ -40,7 +40,7 @@ from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import finite, kappa
 from relabel.manifests.run_labels import RunLabels, open_run_labels
 from relabel.manifests.secrets import one_line
-from relabel.manifests.tables import Column, as_ids, read_grades, require_column
+from relabel.manifests.tables import Column, NeededColumn, as_ids, read_grades, require_columns
 
 TARGETS = (LABEL_STUDIO, QUEPID, OPENSEARCH, PARQUET, JSONL)
 """What pairs for people are written as."""
@@ -431,9 +431,12 @@ def _read_opinions(
     """
 
     def choose(names: list[str]) -> list[str]:
-        require_column("query_id", names, path=path, role="the query id")
-        require_column("doc_id", names, path=path, role="the document id")
-        require_column("grade", names, path=path, role="the grade")
+        needed = (
+            NeededColumn("query_id", "the query id"),
+            NeededColumn("doc_id", "the document id"),
+            NeededColumn("grade", "the grade"),
+        )
+        require_columns(needed, names, path=path)
         return ["query_id", "doc_id", "grade", *(name for name in PEOPLE if name in names)]
 
     columns = load_columns(path, choose, storage)

@@ -24,6 +24,7 @@ from relabel.manifests.store import Held, UrlFile, fetched, open_bundle_store, o
 from relabel.manifests.tables import (
     PARQUET_SUFFIXES,
     BrokenTexts,
+    NeededColumn,
     PlainParquet,
     check_kind_of,
     document_columns,
@@ -33,7 +34,7 @@ from relabel.manifests.tables import (
     plain,
     plain_type,
     reading,
-    require_column,
+    require_columns,
 )
 
 # ------------------------------------------------------------------------------
@@ -218,8 +219,9 @@ class OpenTables(NamedTuple):
         Raises:
             InputError: one is missing, or of the wrong type.
         """
+        needed = [NeededColumn(name, self.role) for name in wanted]
+        require_columns(needed, self.schema.names, path=self.named)
         for name, kind in wanted.items():
-            require_column(name, self.schema.names, path=self.named, role=self.role)
             check_kind_of(
                 name,
                 self.schema.field(name).type,

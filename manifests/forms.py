@@ -50,7 +50,7 @@ from relabel.manifests.store import read_whole
 from relabel.manifests.tables import PARQUET_SUFFIXES, SCORES_RANK, Column, open_parquet, read_parquet, reading
 
 Choice = Callable[[list[str]], Sequence[str]]
-"""The names that a file has to the names that are wanted of it; raises where one is missing (see `require_column`)."""
+"""The names that a file has to the names that are wanted of it; raises where one is missing (see `require_columns`)."""
 
 Read = Callable[[str, Choice, Storage], dict[str, Column]]
 """Reads the chosen columns of a file, whole. Raises InputError: it can't be read, is not of this form, or lacks one."""

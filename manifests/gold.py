@@ -19,12 +19,13 @@ from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import (
     Column,
+    NeededColumn,
     as_ids,
     open_parquet,
     read_grades,
     read_parquet,
     reading,
-    require_column,
+    require_columns,
 )
 
 pc = WhenUsed("pyarrow.compute")
@@ -260,33 +261,13 @@ def load_qrels(
 
     def choose(names: list[str]) -> list[str]:
         further_columns = [column.name for column in further if column.name in names]
+        needed = []
+        if not is_by_row:
+            needed += [NeededColumn(by, "the query id", "--by"), NeededColumn(doc, "the document id", "--doc")]
         if not has_implied_grades(grade, names, further_columns):
-            further_columns.append(
-                require_column(
-                    grade,
-                    names,
-                    path=path,
-                    role="the gold grade",
-                    option="--grade",
-                )
-            )
-        if is_by_row:
-            return further_columns
-        require_column(
-            by,
-            names,
-            path=path,
-            role="the query id",
-            option="--by",
-        )
-        require_column(
-            doc,
-            names,
-            path=path,
-            role="the document id",
-            option="--doc",
-        )
-        return [by, doc, *further_columns]
+            needed.append(NeededColumn(grade, "the gold grade", "--grade"))
+        require_columns(needed, names, path=path)
+        return [*(column.name for column in needed), *further_columns]
 
     columns = load_columns(path, choose, storage)
     present = [column for column in further if column.name in columns]
@@ -588,13 +569,8 @@ def load_gold_by_row(
     parts: list[pa.ChunkedArray] = []
     for path in files:
         with open_parquet(path, storage) as parquet, reading(path):
-            require_column(
-                column,
-                parquet.plain_schema.names,
-                path=path,
-                role=role,
-                option=option,
-            )
+            needed = NeededColumn(column, role, option)
+            require_columns([needed], parquet.plain_schema.names, path=path)
             parts.append(read_parquet(parquet, column))
     if len({part.type for part in parts}) > 1:
         values: list[Any] = []

@@ -38,13 +38,14 @@ from relabel.manifests.store import map_concurrent, open_run_store, read_if_ther
 from relabel.manifests.tables import (
     PARQUET_SUFFIXES,
     Column,
+    NeededColumn,
     as_ids,
     distinct,
     open_parquet,
     read_grades,
     read_scores,
     reading,
-    require_column,
+    require_columns,
     rows_of,
 )
 
@@ -212,20 +213,13 @@ def _read_rows(
     query = by or "query_id"
 
     def choose(names: list[str]) -> list[str]:
-        wanted = [(value, role, option)]
+        needed = [NeededColumn(value, role, option)]
         if wants_ids or by is not None:
-            wanted.append((query, "the query id", "--by"))
+            needed.append(NeededColumn(query, "the query id", "--by"))
         if wants_ids:
-            wanted.append((doc, "the document id", "--doc"))
-        wanted += [(name, "--where", "--where COLUMN=VALUE") for name in where]
-        for name, what, named_by in wanted:
-            require_column(
-                name,
-                names,
-                path=path,
-                role=what,
-                option=named_by,
-            )
+            needed.append(NeededColumn(doc, "the document id", "--doc"))
+        needed += [NeededColumn(name, "--where", "--where COLUMN=VALUE") for name in where]
+        require_columns(needed, names, path=path)
         return [*where, *(name for name in (value, query, doc, *further) if name in names)]
 
     columns = load(path, choose)

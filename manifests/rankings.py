@@ -18,7 +18,7 @@ from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import codes_of, pair_codes, texts_of
 from relabel.manifests.metrics.judged import RANK, SCORE
 from relabel.manifests.run_labels import file_schema, open_run_labels
-from relabel.manifests.tables import Column, as_ids, require_column
+from relabel.manifests.tables import Column, NeededColumn, as_ids, require_columns
 
 JSON_SUFFIX = ".json"
 TABLES = tuple(form for form in FORMS if not form.columns)
@@ -145,8 +145,8 @@ def _of_table(path: str, columns: RankingColumns, storage: Storage) -> Ranking:
     ranked_by: list[str] = []
 
     def choose(names: list[str]) -> list[str]:
-        require_column(columns.query, names, path=path, role="the query id", option="--by")
-        require_column(columns.doc, names, path=path, role="the document id", option="--doc")
+        ids = NeededColumn(columns.query, "the query id", "--by"), NeededColumn(columns.doc, "the document id", "--doc")
+        require_columns(ids, names, path=path)
         ranked_by.append(_ranked_by(path, names, columns))
         return [columns.query, columns.doc, *ranked_by]
 
@@ -162,7 +162,8 @@ def _of_table(path: str, columns: RankingColumns, storage: Storage) -> Ranking:
 def _ranked_by(path: str, names: list[str], columns: RankingColumns) -> str:
     """The column that ranks: the one that was named, else `score`, `rank` or `cosine`."""
     if columns.score is not None:
-        return require_column(columns.score, names, path=path, role="the score", option="--score")
+        require_columns([NeededColumn(columns.score, "the score", "--score")], names, path=path)
+        return columns.score
     for name in ("score", RANK, "cosine"):
         if name in names:
             return name

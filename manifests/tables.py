@@ -393,7 +393,8 @@ def check_types(
         ("input.columns.gold", columns.gold, "number"),
         *((f"for the labeler: {one.about}", one.name, one.kind) for one in reads.columns),
     ]
-    taken = {name for _, name, _ in wanted if name is not None}
+    needed = [NeededColumn(name, role) for role, name, _ in wanted if name is not None]
+    require_columns(needed, [*schema.names, *folders], path=path)
     for role, name, wanted_kind in wanted:
         if name is None:
             continue
@@ -408,7 +409,6 @@ def check_types(
                 role,
             )
             continue
-        require_column(name, [*schema.names, *folders], path=path, role=role, taken=taken)
         kind = schema.field(name).type
         check_kind_of(
             name,
@@ -512,27 +512,41 @@ Column: TypeAlias = pa.ChunkedArray | list[Any]
 BATCH_ROWS = 1 << 16
 
 
-def require_column(
-    name: str, names: Sequence[str], *, path: str, role: str, option: str = "", taken: Collection[str] = ()
-) -> str:
-    """`name` if it is there.
+class NeededColumn(NamedTuple):
+    """A column that a file is to have: its name, what it is for, and the option that names another one."""
+
+    name: str
+    role: str
+    option: str = ""
+
+
+def require_columns(needed: Sequence[NeededColumn], names: Sequence[str], *, path: str) -> None:
+    """Refuse a file that lacks columns.
 
     Args:
-        taken: names that other roles have, which are not meant.
+        names: of the file's columns.
     Raises:
-        InputError: says what the file has, and which option names another column.
+        InputError: names all that are missing, what the file has, and which options name other columns.
     """
-    if name not in names:
-        cut = next((cut for cut in (";", "\t", "|") if len(names) == 1 and cut in names[0]), None)
-        if cut is not None:
-            raise InputError(
-                f"{path}: its one column is called {names[0]!r}: columns are divided by {cut!r}. Write the file with "
-                "commas (.csv), or with tabs (.tsv)."
-            )
-        hint = nearest(name, [other for other in names if other not in taken])
-        advice = f" Did you mean `{hint}`?" * bool(hint) + f" Name it with {option}." * bool(option)
-        raise InputError(f"{path}: no column `{name}` ({role}); it has {', '.join(names) or 'none'}.{advice}")
-    return name
+    missing = list({column.name: column for column in needed if column.name not in names}.values())
+    if not missing:
+        return
+    cut = next((cut for cut in (";", "\t", "|") if len(names) == 1 and cut in names[0]), None)
+    if cut is not None:
+        raise InputError(
+            f"{path}: its one column is called {names[0]!r}: columns are divided by {cut!r}. Write the file with "
+            "commas (.csv), or with tabs (.tsv)."
+        )
+    taken = {column.name for column in needed}
+    free = [name for name in names if name not in taken]
+    hints = {column.name: nearest(column.name, free) for column in missing}
+    is_one = len(missing) == 1
+    hint = ", ".join(f"`{near}`" if is_one else f"`{near}` for `{name}`" for name, near in hints.items() if near)
+    options = " and ".join(column.option for column in missing if column.option)
+    lacking = " and ".join(f"no column `{column.name}` ({column.role})" for column in missing)
+    advice = f" Did you mean {hint}?" * bool(hint)
+    advice += f" Name {'it' if is_one else 'them'} with {options}." * bool(options)
+    raise InputError(f"{path}: {lacking}; it has {', '.join(names) or 'none'}.{advice}")
 
 
 def read_parquet(parquet: PlainParquet, name: str) -> pa.ChunkedArray:

@@ -23,7 +23,7 @@ from relabel.manifests.label_sets import LabelSet, no_labels, put_together
 from relabel.manifests.labels import codes_of, texts_of
 from relabel.manifests.metrics.metric import places_in_query
 from relabel.manifests.rankings import TABLES, load_ranking
-from relabel.manifests.tables import as_ids, open_parquet, reading, require_column
+from relabel.manifests.tables import NeededColumn, as_ids, open_parquet, reading, require_columns
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,9 @@ def _texts_of_table(path: str, columns: InputColumns, storage: Storage) -> dict[
         raise InputError(f"--queries {path}: a table of query_id and query is wanted: .parquet, .csv, .tsv or .jsonl.")
 
     def choose(names: list[str]) -> list[str]:
-        wanted = (columns.query_id, columns.query)
-        return [require_column(name, names, path=path, role="--queries") for name in wanted]
+        wanted = [columns.query_id, columns.query]
+        require_columns([NeededColumn(name, "--queries") for name in wanted], names, path=path)
+        return wanted
 
     held = form.read(path, choose, storage)
     ids = texts_of(as_ids(held[columns.query_id], path=path, name=columns.query_id))
@@ -175,8 +176,8 @@ def with_documents(
     docs, text_columns = scan(corpus, {"doc_id": "id"}, storage, has_text=columns.document is None, role="--corpus")
     if columns.document is not None:
         names = docs.collect_schema().names()
-        for name in columns.document:
-            require_column(name, names, path=corpus, role="--corpus; the labels' run reads it")
+        needed = [NeededColumn(name, "--corpus; the labels' run reads it") for name in columns.document]
+        require_columns(needed, names, path=corpus)
         text_columns = columns.document
     refuse_null(docs, "doc_id", path=corpus)
     wanted = polars.DataFrame(

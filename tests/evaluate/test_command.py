@@ -354,6 +354,13 @@ def trec(grade: Callable[[int], Any]) -> str:
             ("no column `grade`", "Did you mean `grades`?", "--grade"),
         ),
         ("query_id,docno,grade\nq0,d0,1\n", (), "g.csv", 3, ("no column `doc_id`", "--doc")),
+        (
+            "qid,docno,mark\nq0,d0,1\n",
+            (),
+            "g.csv",
+            3,
+            ("no column `query_id`", "no column `doc_id`", "no column `grade`", "with --by and --doc and --grade."),
+        ),
         (trec(lambda row: 1), ("--label", "mark"), "grades.txt", 3, ("no column `mark`", "--label")),
     ],
 )

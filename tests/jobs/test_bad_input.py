@@ -57,10 +57,24 @@ def test_missing_column_is_reported_with_the_nearest_and_those_that_are_there(
     assert not Path("out").exists()
 
 
+def test_all_columns_that_are_missing_are_named_at_once(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
+    write_pairs()
+    columns = {"query_id": "qury_id", "doc_id": "doc_idd", "document": ["body"]}
+    relabel("plan", write_job({"input": {"columns": columns}})).refused(
+        3,
+        "no column `qury_id` (input.columns.query_id) and no column `doc_idd` (input.columns.doc_id)",
+        "Did you mean `query_id` for `qury_id`, `doc_id` for `doc_idd`?",
+    )
+
+
 def test_a_column_of_another_role_is_not_what_is_meant(relabel: Cli, folder: Path, write_job: WriteJob) -> None:
     table = pa.table({"qid": ["1"], "query": ["wool socks"], "doc_id": ["a"], "document": ["Grey socks"]})
     pq.write_table(table, folder / "pairs.parquet")
-    relabel("plan", write_job()).refused(3, "no column `query_id` (input.columns.query_id)", "Did you mean `qid`?")
+    relabel("plan", write_job()).refused(
+        3, "no column `query_id` (input.columns.query_id)", "Did you mean `qid` for `query_id`?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,6 +239,21 @@ def test_output_below_the_input_that_is_not_read_with_it_can_be_run_twice(
 
 
 # What no longer fits the plan
+
+
+def test_a_job_whose_labels_could_be_taken_over_says_how(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
+    write_pairs()
+    assert relabel("run", write_job({"input": {"limit": 4}})).code == 0
+    relabel("run", write_job({"input": {"limit": 6}})).refused(
+        3, "limit: was 4, is 6", "Use another `output` (`reuse: [out/ecom]` in the job takes over"
+    )
+    grown = {"input": {"limit": 6}, "output": "out/grown", "reuse": ["out/ecom"]}
+    assert "reused       4" in relabel("run", write_job(grown)).out
+    other = relabel("run", write_job({"engine": {"seed": 8}, "input": {"limit": 4}}))
+    other.refused(3, "Use another `output`, or restore the spec.")
+    assert "reuse" not in other.err
 
 
 def test_second_job_on_an_output_is_refused_with_every_difference(
