@@ -93,9 +93,9 @@ MOST_GRADES = 10
 @dataclass(frozen=True)
 class JudgingOptions:
     """Options of `relabel evaluate`. `grade` and `by` are None where the user named no column, `qrels` without gold,
-    `score` where labels are grades; `baselines` are rankings, `PATH` or `NAME=PATH`; `pass_at` is empty where
-    the k of pass@k were left open; `side` None takes the test side of a student: one of the sets, or one of
-    `students`, outputs that are on the same page. `resamples` and `seed` are those of the intervals.
+    `score` where labels are grades; `may_lack` as in `open_labels`; `baselines` are rankings, `PATH` or `NAME=PATH`;
+    `pass_at` is empty where the k of pass@k were left open; `side` None takes the test side of a student: one of the
+    sets, or one of `students`, outputs that are on the same page. `resamples` and `seed` are those of the intervals.
     """
 
     qrels: str | None = None
@@ -105,6 +105,7 @@ class JudgingOptions:
     grade: str | None = None
     by: str | None = None
     doc: str = "doc_id"
+    may_lack: bool = False
     grades: int | None = None
     grade_map: GradeMap | None = None
     label_map: GradeMap | None = None
@@ -366,6 +367,7 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
         doc=options.doc,
         where=options.where,
         wants_ids=wants_ids or not is_one_file,
+        may_lack=options.may_lack,
     )
     return replace(
         labels,

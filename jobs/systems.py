@@ -105,6 +105,7 @@ class SystemsOptions:
             grade=self.grade,
             by=self.by,
             doc=self.doc,
+            may_lack=True,
             grades=self.grades,
             grade_map=self.grade_map,
             label_map=self.label_map,

@@ -41,6 +41,7 @@ from relabel.manifests.tables import (
     NeededColumn,
     as_ids,
     distinct,
+    id_column,
     open_parquet,
     read_grades,
     read_scores,
@@ -104,6 +105,7 @@ def open_labels(
     doc: str = "doc_id",
     where: Mapping[str, str] | None = None,
     wants_ids: bool = True,
+    may_lack: bool = False,
 ) -> LabelSet:
     """A run's output folder, or a Parquet, JSONL or CSV file, whose `probs` and `samples` are taken where they are as
     in a run's files.
@@ -112,6 +114,7 @@ def open_labels(
         label, by, doc: columns of label, query and document of a file; `by` None for `query_id`.
         where: only rows of a file whose column equals this text.
         wants_ids: query and document ids must be there, since labels are joined by them.
+        may_lack: `by` and `doc` are of other files too, so that one without them is read by its usual columns.
     Raises:
         UsageError: `where` for a run.
         InputError: unreadable, a column is missing, or labels without grades.
@@ -132,6 +135,7 @@ def open_labels(
         where=where or {},
         further=("probs", "samples", FROM_GOLD),
         wants_ids=wants_ids,
+        may_lack=may_lack,
     )
     columns = rows.columns
     grades = read_grades(columns[label])
@@ -200,6 +204,7 @@ def _read_rows(
     where: Mapping[str, str],
     further: Sequence[str],
     wants_ids: bool,
+    may_lack: bool = False,
 ) -> _Rows:
     """Rows of a file whose columns of `where` equal these texts.
 
@@ -207,12 +212,17 @@ def _read_rows(
         value: the column that must be there; `role` and `option` are what it is for and what names it, for errors.
         by, doc: columns of query and document.
         further: columns that are read where they are there.
+        may_lack: see `open_labels`.
     Raises:
         InputError: unreadable, a column is missing, or no row is picked.
     """
     query = by or "query_id"
 
     def choose(names: list[str]) -> list[str]:
+        nonlocal query, doc
+        if may_lack:
+            query = id_column(query, "query_id", names)
+            doc = id_column(doc, "doc_id", names)
         needed = [NeededColumn(value, role, option)]
         if wants_ids or by is not None:
             needed.append(NeededColumn(query, "the query id", "--by"))

@@ -549,6 +549,11 @@ def require_columns(needed: Sequence[NeededColumn], names: Sequence[str], *, pat
     raise InputError(f"{path}: {lacking}; it has {', '.join(names) or 'none'}.{advice}")
 
 
+def id_column(named: str, usual: str, names: Collection[str]) -> str:
+    """The column of an id: the one that an option names for several files, or the usual one in a file without that."""
+    return usual if named not in names and usual in names else named
+
+
 def read_parquet(parquet: PlainParquet, name: str) -> pa.ChunkedArray:
     """A column of an open file, of a plain type; call it within `reading`.
 

@@ -354,3 +354,24 @@ def test_that_many_queries_have_no_documents_leads_the_sentence(collection: Coll
     collection.write_run("bad")
     sentence = compare(*arguments)["pairs"][0]["sentence"]
     assert sentence.startswith("bad returns nothing for 18 of 40 queries, which count as 0. good is better than bad by")
+
+
+def test_columns_of_one_table_are_not_asked_of_files_that_have_the_usual_ones(
+    relabel: Relabel,
+) -> None:
+    collection = make_collection(12)
+    rows = ["qid,docid,score"]
+    for query, scores in collection.systems["bad"].items():
+        rows += [f"{query},{doc},{score}" for doc, score in scores.items()]
+    write("bad.csv", rows)
+    collection.write_run("good")
+    collection.write_qrels(collection.humans, "humans.qrels", queries=8)
+    labels = ["query_id,doc_id,grade"]
+    for query, grades in collection.judge.items():
+        labels += [f"{query},{doc},{grade}" for doc, grade in grades.items()]
+    write("judge.csv", labels)
+    columns = ("--by", "qid", "--doc", "docid")
+    found = relabel("systems", "good.run", "bad.csv", "--labels", "judge.csv", "--gold", "humans.qrels", *columns)
+    assert found.code == 0, found
+    wrong = ("--by", "topic", "--doc", "docid")
+    relabel("systems", "good.run", "bad.csv", "--labels", "judge.csv", *wrong).refused(3, "bad.csv: no column `topic`")
