@@ -17,7 +17,7 @@ from benchmarks.claims import (
     two_areas,
     untested,
 )
-from benchmarks.claims.page import write_page
+from benchmarks.claims.page import render_index, write_page
 
 CLAIMS = (
     hardest_grade,
@@ -36,7 +36,12 @@ def main() -> None:
     """Write all pages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=Path("docs/claims"))
-    folder = parser.parse_args().to
+    parser.add_argument("--index", action="store_true", help="Write the index alone, of the figures that are there.")
+    options = parser.parse_args()
+    folder = options.to
+    if options.index:
+        render_index(folder)
+        return
     data = Path(os.environ["RELABEL_DATA"])
     for module in CLAIMS:
         started = time.process_time()

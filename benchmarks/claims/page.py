@@ -51,6 +51,24 @@ PAGES = {
 """In the order of the index, and what the index calls a page that is open: first what published labels answer, then
 what a small model answers on a CPU.
 """
+MEASURED = {
+    "hardest-grade": "share of judges whose F1 is lowest at grade 1: above 0.5",
+    "two-areas": "AUC of irrelevant against relevant, less AUC of good against best: above 0.039, the paper's least",
+    "overrating": "share of judges that call more passages relevant than humans do: above 0.5",
+    "system-order": "share of pairs of lexical systems that a judge has in the humans' order: above 0.95",
+    "few-humans": "share of 95 % intervals, with ten queries judged by humans, that hold the truth: above 0.94",
+    "prompt-noise": "AUC of the mean of three random prompts, less that of the best one: above 0",
+    "stuffing": "share called relevant with all of the query's words, less that with under a quarter of them: above 0",
+    "equal-budget": "share of gold kept by evidence of a fitting size, less that of a fixed size: above 0",
+    "sections": "share of answers in the section, less that in the window: above 0",
+    "prompted-or-trained": "macro F1, trained less prompted: above 0",
+    "number-of-documents": "teacher's time over student's, at 100 documents as a multiple of that at one: above 1",
+    "several-tries": "pass@8, trained less base: above 0",
+    "one-stage-or-two": "accuracy, two stages less one: above 0",
+    "distilled-student": "accuracy, student less larger model: above 0",
+    "complexity": "AUC, student less teacher: above -0.05, for a teacher that knows complex queries",
+}
+"""What is measured of a claim, and where its interval has to lie for the claim to hold."""
 INDEX = Path(__file__).with_name("index.txt")
 COLOURS = ("#1f5fa8", "#c0392b", "#2e8b57", "#888888")
 
@@ -260,7 +278,20 @@ def write_index(claim: Claim, folder: Path) -> None:
     }
     held = {name: held[name] for name in PAGES if name in held}
     file.write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    rows = "\n".join(f"| {one['line']} |" for one in held.values())
+    render_index(folder)
+
+
+def render_index(folder: Path) -> None:
+    """`index.md`, of what `figures.json` holds."""
+    held = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
+    rows = "\n".join(_index_row(name, one["line"]) for name, one in held.items())
     missing = "; ".join(what for name, what in PAGES.items() if name not in held) or "none"
     text = INDEX.read_text(encoding="utf-8").format(rows=rows, missing=missing)
     (folder / "index.md").write_text(text, encoding="utf-8")
+
+
+def _index_row(name: str, line: str) -> str:
+    """A line of `figures.json` with what was measured, the verdict next to the claim."""
+    title, source, here, paper, verdict_here, verdict_there, gpu = line.split(" | ")
+    cells = (title, verdict_here, MEASURED[name], here, paper, verdict_there, source, gpu)
+    return f"| {' | '.join(cells)} |"
