@@ -11,6 +11,7 @@ import glob
 import itertools
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,7 +125,7 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
     """Join one set, or several as one, with gold grades, and compute all figures of them and the gates' verdicts.
 
     Raises:
-        InputError: a file or column is off, grades are off the scale, or no label has a grade.
+        InputError: a file or column is off, grades are off the scale, or no label has a gold grade.
         ManifestError: a run is unfinished, over its limit or damaged.
         UsageError: options that contradict each other, or a set that is named twice.
     """
@@ -335,13 +336,26 @@ def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str,
     if golds.are_by_text():
         advice = (
             "Such a file knows a query by its text. With the pairs that were labelled, it becomes one with ids: "
-            f"relabel convert {golds.qrels} people.qrels --queries PAIRS.parquet"
+            f"relabel convert {golds.qrels} people.qrels --queries {_texts_of_queries(sets[0].plan)}"
         )
     return (
-        f"no label has a grade: {counts['labels']:,} labels and {num_qrels:,} qrels were compared by "
+        f"no label found a gold grade: {counts['labels']:,} labels and {num_qrels:,} gold grades were compared by "
         f"(query_id, doc_id). Labels begin with {first_pairs(first['query_id'], first['doc_id'])}; {golds.qrels} with "
         f"{golds.pairs.begins}. {advice}"
     )
+
+
+def _texts_of_queries(plan: Plan | None) -> str:
+    """The table that knows the queries' texts, with the options of `convert` that name its columns."""
+    if plan is None or len(plan.files) > 1:
+        return "PAIRS.parquet"
+    words = [shlex.quote(plan.files[0].path)]
+    columns = plan.facts.columns
+    if columns.query_id != "query_id":
+        words += ["--by", shlex.quote(columns.query_id)]
+    if columns.query != "query":
+        words += ["--query", shlex.quote(columns.query)]
+    return " ".join(words)
 
 
 def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids: bool = False) -> LabelSet:
@@ -422,7 +436,9 @@ class Golds:
                 _, columns = gold
                 self.seen |= grades_seen(columns[GOLD])
         self.pairs: PairGrades | None = None
-        if None in self._by_row.values():
+        if None not in self._by_row.values():
+            _refuse_other_queries(sets, options)
+        else:
             self.pairs = load_pairs(sets, options, storage)
             self.seen |= self.pairs.seen
 
@@ -482,7 +498,23 @@ class Golds:
         return gold, lexical_scores(sets[with_texts], judged_ids, self._storage, notes)
 
 
-def load_pairs(sets: Iterable[LabelSet], options: JudgingOptions, storage: Storage) -> PairGrades:
+def _refuse_other_queries(sets: Sequence[LabelSet], options: JudgingOptions) -> None:
+    """
+    Raises:
+        UsageError: `--by` names another column than that of the runs' query ids, and gold is their own input.
+    """
+    for labels in sets:
+        if labels.plan is None:
+            return
+        own = labels.plan.facts.columns.query_id
+        if options.by not in (None, own):
+            raise UsageError(
+                f"--by {options.by}: {labels.where} is a run, judged by its own input, whose query ids are in column "
+                f"`{own}`. Leave the option out."
+            )
+
+
+def load_pairs(sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> PairGrades:
     """The qrels as one grade a pair, with the further columns by which any of the sets is judged.
 
     Raises:
@@ -494,6 +526,7 @@ def load_pairs(sets: Iterable[LabelSet], options: JudgingOptions, storage: Stora
         grade=options.grade or DEFAULT_GRADE,
         by=options.by or "query_id",
         doc=options.doc,
+        may_lack=options.may_lack or any(labels.plan is None for labels in sets),
         grade_map=options.grade_map,
         further=gold_columns(chain.from_iterable(labels.columns for labels in sets)),
     )

@@ -28,6 +28,7 @@ from relabel.jobs.compared_systems import (
 from relabel.jobs.evaluate import JudgingOptions, load_pairs, manifest_of_scorer, named_path, open_set, scale_of
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, place_of
+from relabel.manifests.forms import form_by_suffix
 from relabel.manifests.gold import FROM_GOLD, GOLD, Duplicates, GradeMap, PairGrades, check_scale, grades_by_pair, taken
 from relabel.manifests.label_sets import LabelSet, is_run, no_labels, put_together
 from relabel.manifests.labels import codes_of, texts_of
@@ -42,7 +43,7 @@ from relabel.manifests.metrics.prediction_powered import (
     powered_mean,
 )
 from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, Cut, ideal_gains, top_figures
-from relabel.manifests.rankings import Ranking, RankingColumns, load_ranking, refuse_run_file
+from relabel.manifests.rankings import TABLES, Ranking, RankingColumns, load_ranking, refuse_run_file
 from relabel.manifests.run_labels import open_run_labels
 
 PAGE = "docs/which-search-is-better.md"
@@ -70,6 +71,7 @@ class SystemsOptions:
         is_plan: name the queries that humans should judge next.
         width: half of an interval that is wanted.
         seed: of the order of these queries.
+        has_table: a system is a table, so that `by` and `doc` may be of its columns alone.
     """
 
     labels: str
@@ -90,6 +92,7 @@ class SystemsOptions:
     width: float = 0.02
     seed: int = 7
     allow_partial: bool = False
+    has_table: bool = False
 
     @property
     def columns(self) -> RankingColumns:
@@ -105,7 +108,7 @@ class SystemsOptions:
             grade=self.grade,
             by=self.by,
             doc=self.doc,
-            may_lack=True,
+            may_lack=self.has_table,
             grades=self.grades,
             grade_map=self.grade_map,
             label_map=self.label_map,
@@ -456,6 +459,8 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
         name: load_ranking(path, storage, options.columns, allow_partial=options.allow_partial)
         for name, path in paths.items()
     }
+    has_table = any(form_by_suffix(path, TABLES) is not None for path in paths.values())
+    options = replace(options, has_table=has_table)
     labels = open_judge(options.labels, options, storage)
     judged = label_pairs(labels, options)
     gold = open_gold(labels, options, storage)

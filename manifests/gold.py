@@ -245,6 +245,7 @@ def load_qrels(
     by: str,
     doc: str,
     is_by_row: bool = False,
+    may_lack: bool = False,
     grade_map: GradeMap | None = None,
     further: Sequence[GoldColumn] = (),
 ) -> dict[str, pa.Array]:
@@ -252,8 +253,8 @@ def load_qrels(
     grade (such rows are left out, never read as 0), and further columns.
 
     Args:
-        grade, by, doc: columns of grade, query and document; TREC text has `grade`, `query_id` and `doc_id`, and the
-            latter two are taken of a table, too, that has none of `by` and `doc`, which may be of the labels.
+        grade, by, doc: columns of grade, query and document; TREC text has `grade`, `query_id` and `doc_id`.
+        may_lack: `by` and `doc` are of other files too, so that one without them is read by its usual columns.
         is_by_row: they are joined by row, so that id columns are not read.
         further: columns that are read where they are there.
     Raises:
@@ -262,13 +263,14 @@ def load_qrels(
     """
 
     def choose(names: list[str]) -> list[str]:
+        nonlocal by, doc
         further_columns = [column.name for column in further if column.name in names]
         needed = []
         if not is_by_row:
-            query_column = id_column(by, "query_id", names)
-            doc_column = id_column(doc, "doc_id", names)
-            needed.append(NeededColumn(query_column, "the query id", "--by"))
-            needed.append(NeededColumn(doc_column, "the document id", "--doc"))
+            if may_lack:
+                by = id_column(by, "query_id", names)
+                doc = id_column(doc, "doc_id", names)
+            needed += [NeededColumn(by, "the query id", "--by"), NeededColumn(doc, "the document id", "--doc")]
         if not has_implied_grades(grade, names, further_columns):
             needed.append(NeededColumn(grade, "the gold grade", "--grade"))
         require_columns(needed, names, path=path)
@@ -279,9 +281,8 @@ def load_qrels(
     further_columns = {column.name: column.read(columns[column.name], path) for column in present}
     qrels = {}
     if not is_by_row:
-        for name, named in (("query_id", by), ("doc_id", doc)):
-            column = id_column(named, name, columns)
-            qrels[name] = as_ids(columns[column], path=path, name=column)
+        qrels["query_id"] = as_ids(columns[by], path=path, name=by)
+        qrels["doc_id"] = as_ids(columns[doc], path=path, name=doc)
     qrels[GOLD] = graded(
         columns.get(grade),
         further_columns,

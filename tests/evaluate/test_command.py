@@ -17,6 +17,13 @@ from relabel.manifests.records import unsealed
 LabelRows = list[dict[str, Any]]
 
 
+def test_another_query_column_of_a_run_is_refused(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
+    run()
+    refused = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--by", "query")
+    refused.refused(2, "--by query", "whose query ids are in column `query_id`")
+    assert relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--by", "query_id").code == 0
+
+
 def test_a_run_is_judged_by_its_own_input_row_by_row(
     relabel: Callable[..., Any],
     run: Callable[..., None],
@@ -304,10 +311,10 @@ def trec(grade: Callable[[int], Any]) -> str:
             (),
             "grades.txt",
             3,
-            ("9 labels and 2 qrels", "(q0, d0), (q1, d1), (q2, d2)", "(7, x1), (8, x2)", "--by"),
+            ("9 labels and 2 gold grades", "(q0, d0), (q1, d1), (q2, d2)", "(7, x1), (8, x2)", "--by"),
             id="labels without a grade show the first ids of both sides",
         ),
-        pytest.param("", (), "grades.txt", 3, ("no label has a grade", "it is empty"), id="an empty file"),
+        pytest.param("", (), "grades.txt", 3, ("no label found a gold grade", "it is empty"), id="an empty file"),
         # a grade off the scale comes with a map to use
         (
             trec(lambda row: row % 4),

@@ -3,10 +3,12 @@ with its place.
 """
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 ROWS = [
@@ -130,6 +132,20 @@ def test_gold_by_texts_judges_labels_that_have_the_texts(
     labels = write_rows(ROWS)
     found = relabel("evaluate", labels, "--qrels", "gold.json", "--by", "query", "--output", "json").json
     assert found["counts"]["judged"] == 3
+
+
+def test_gold_by_texts_of_a_run_comes_with_the_line_that_gives_it_ids(
+    run: Callable[..., None], relabel: Callable[..., Any], folder: Path
+) -> None:
+    run()
+    first = pq.read_table("pairs.parquet").to_pylist()[0]
+    Path("gold.quepid.csv").write_text(f"query,docid,rating\n{first['query']},{first['doc_id']},1\n")
+    refused = relabel("evaluate", "out/ecom", "--qrels", "gold.quepid.csv")
+    refused.refused(3, "no label found a gold grade", "--queries pairs.parquet")
+    line = refused.err.strip().partition("relabel convert ")[2]
+    assert relabel("convert", *shlex.split(line)).code == 0
+    found = relabel("evaluate", "out/ecom", "--qrels", "people.qrels", "--output", "json").json
+    assert found["counts"]["judged"] == 1
 
 
 def test_a_page_shows_figures_by_gold_of_a_tool(

@@ -114,7 +114,7 @@ def test_gold_column_of_the_job_is_used_without_a_flag(tmp_path: Path, pairs: Pa
 def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs: Path) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
     other = write_table(tmp_path / "other.parquet", [{"query_id": "none", "doc_id": "none", "grade": 1}])
-    with pytest.raises(InputError, match="no label has a grade"):
+    with pytest.raises(InputError, match="no label found a gold grade"):
         build_report([str(run)], Storage(), gold=JudgingOptions(str(other)))
 
 
