@@ -31,6 +31,7 @@ from relabel.distill.students.spec import (
     GateCheck,
     JudgedGates,
     SideFigures,
+    SplitFacts,
     StudentFigures,
     StudentManifest,
     StudentRecord,
@@ -51,7 +52,15 @@ from relabel.distill.training.output import (
 )
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.evaluation import MOST_LEXICAL, bm25, evaluate, intervals_of, judge_gate, judge_gates
+from relabel.manifests.metrics.evaluation import (
+    FEWEST_QUERIES,
+    MOST_LEXICAL,
+    bm25,
+    evaluate,
+    intervals_of,
+    judge_gate,
+    judge_gates,
+)
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.metric import DEPTH, TINY, fit_temperature
 from relabel.manifests.models import ResolvedModel, resolve_model
@@ -600,8 +609,21 @@ def plan_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None 
         heads=record.heads,
         sides={name: f"{side.rows:,} rows of {side.queries:,} queries" for name, side in sides.items()},
         max_tokens=record.max_tokens,
-        notes=[*examples.notes, *rerank_notes(spec.student, examples.grades)],
+        notes=[*examples.notes, *few_queries_notes(examples.about.split), *rerank_notes(spec.student, examples.grades)],
     )
+
+
+def few_queries_notes(split: SplitFacts) -> list[str]:
+    """A warning for each side that is judged and has few queries: its figures will say little."""
+    notes = []
+    for name, side in (("dev", split.dev), ("test", split.test)):
+        if 0 < side.queries < FEWEST_QUERIES:
+            what = "chooses the step" if name == "dev" else "judges the student"
+            notes.append(
+                f"the {name} side, which {what}, has fewer than {FEWEST_QUERIES} queries ({side.queries}): raise "
+                f"split.{name}, or label more queries"
+            )
+    return notes
 
 
 def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:

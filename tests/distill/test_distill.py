@@ -425,3 +425,16 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(
     if kind == "encoder":
         with pytest.raises(ModelError, match=says):
             Embedder(folder, max_tokens=None, batch_tokens=None, device="cpu")
+
+
+def test_a_plan_warns_of_a_side_with_few_queries(spec: Callable[..., dict[str, Any]]) -> None:
+    from relabel.distill.students.distillation import plan_student
+
+    def notes(**split: float) -> list[str]:
+        planned = plan_student(DistillSpec.model_validate(spec(split=split)), Storage())
+        return [note for note in planned.notes if " side, which " in note]
+
+    assert not notes(dev=0.3, test=0.4)
+    few = notes(dev=0.1, test=0.1)
+    assert [note.split(",")[0] for note in few] == ["the dev side", "the test side"]
+    assert "raise split.test" in few[1]
