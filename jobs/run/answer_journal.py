@@ -1,9 +1,10 @@
 """Answers that are not committed yet, written down as they come, so that a kill costs a second of them and a stop none:
 the output's `journal/`.
 
-Each worker appends to files of its own, `journal/shard-00003/<worker>-0000.jsonl`: a header, then an answer a line,
-found by its chunk and by the key of its ask. Every line ends with the sha256 of the header and itself; a line that is
-torn or changed is not used, and its ask is asked again. Where a store can't append, each flush is a file.
+Each worker appends to files of its own, `journal/shard-00003/<worker>-0000.jsonl`: a header, then a line a flush, which
+holds a second's answers, each found by its chunk and by the key of its ask. Every line ends with the sha256 of the
+header and itself; a line that is torn or changed is not used, and its asks are asked again. Where a store can't append,
+each flush is a file.
 
 A worker that takes a shard over reads the files of all workers before it. A file goes when the chunks in it are
 committed, or with the run's end. Nothing depends on one.
@@ -37,7 +38,9 @@ from relabel.manifests.store import LocalStore, Store, map_concurrent, read_if_t
 logger = logging.getLogger(__name__)
 
 FOLDER = "journal"
-VERSION = 1
+VERSION = 2
+VERSION_BY_LINE = 1
+"""Of files that hold an answer a line; they are read, too."""
 FLUSH_EVERY_S = 0.75
 """Seconds between two flushes: with a turn of the loop between, what a kill loses is a second's answers."""
 FEW_ANSWERS = 16
@@ -47,6 +50,7 @@ FILE_BYTES = 4 << 20
 """A file that is longer is not appended to, so that it can go once its chunks are committed."""
 _NAME = re.compile(FOLDER + r"/shard-(\d{5,})/[^/]+-\d{4,}\.jsonl")
 _SEAL = b', "'
+_ENCODER = json.JSONEncoder(check_circular=False)
 COLUMNS = (
     "chunk",
     "key",
@@ -59,9 +63,8 @@ COLUMNS = (
     "flags",
     "detail",
     "raw",
-    "sha256",
 )
-"""Of a line; not named in each, which took as long as all the rest of it."""
+"""Of an answer; not named in each, which took as long as all the rest of it."""
 
 IsBelieved = Callable[[str, int], bool]
 """Whether an answer of a stage that could not be read may be kept; by the number of asks that were seen there by
@@ -90,7 +93,7 @@ class _Entry:
     answer: Answer
 
     def values(self) -> list[Any]:
-        """As a line holds it, in the order of `COLUMNS`."""
+        """As a file holds it, in the order of `COLUMNS`."""
         answer = self.answer
         return [
             f"{self.chunk.chunk}.{self.chunk.attempt}",
@@ -173,6 +176,7 @@ class AnswerJournal:
 
     def commits(self, work: ChunkWork) -> None:
         """The chunk is durable; called from a commit thread."""
+        self._open.pop(work.id, None)  # not at the next flush: until then its texts would lie in memory
         self._committed.append(work.id)
 
     def update(self, is_believed: IsBelieved) -> None:
@@ -192,7 +196,7 @@ class AnswerJournal:
         """Whether so little has come that it is not worth a request."""
         if isinstance(self._store, LocalStore) or now_s >= self._flushed_s + FLUSH_FEW_EVERY_S:
             return False
-        return sum(len(work.fresh) for work in self._open.values()) < FEW_ANSWERS
+        return sum(len(work.fresh) for work in list(self._open.values())) < FEW_ANSWERS
 
     def close(self) -> None:
         """Wait until all is written, and remove what is of no use any more."""
@@ -203,7 +207,7 @@ class AnswerJournal:
         """Write down all that has come and is not committed."""
         committed = self._take_committed()
         entries = list[_Entry]()
-        for work in self._open.values():
+        for work in list(self._open.values()):  # commit threads take theirs out
             doubtful = []
             for fresh in work.fresh:
                 key, answer, doubt = fresh
@@ -220,8 +224,6 @@ class AnswerJournal:
         committed = set[ChunkId]()
         while self._committed:
             committed.add(self._committed.popleft())
-        for chunk in committed:
-            self._open.pop(chunk, None)
         return committed
 
     def _write(self, entries: list[_Entry], committed: set[ChunkId]) -> None:
@@ -243,7 +245,7 @@ class AnswerJournal:
                 )
 
     def _append(self, shard: int, entries: list[_Entry]) -> None:
-        lines = b"".join(_sealed(entry.values(), self._seal) for entry in entries)
+        lines = _sealed([entry.values() for entry in entries], self._seal)
         name = self._current.pop(shard, None)  # put back once it is written: nothing follows a line that may be torn
         is_new = name is None
         if name is None:
@@ -302,11 +304,11 @@ class AnswerJournal:
         return b""
 
     def _entries_of(self, data: bytes) -> Iterator[list[Any]]:
-        """The lines of a file that are whole, if it is for this plan and engine."""
+        """The answers in the lines of a file that are whole, if it is for this plan and engine."""
         first, _, rest = data.partition(b"\n")
         try:
             (values,) = _unsealed(first + b"\n", hashlib.sha256())
-            if version_of(values) != VERSION:
+            if version_of(values) not in (VERSION, VERSION_BY_LINE):
                 return
             header = checked(_Header, values)
         except ValueError:
@@ -316,9 +318,13 @@ class AnswerJournal:
         seal = hashlib.sha256(first + b"\n")
         for line in rest.splitlines(keepends=True):
             try:
-                yield _unsealed(line, seal)
+                values = _unsealed(line, seal)
             except ValueError:
                 continue
+            if header.version == VERSION_BY_LINE:
+                yield values
+            else:
+                yield from values
 
 
 def journal_files(store: Store, shard: int | None = None) -> Iterator[str]:
@@ -352,7 +358,7 @@ def _sealed(values: list[Any], before: hashlib._Hash) -> bytes:
     Args:
         before: a sha256 of the bytes before.
     """
-    body = json.dumps(values).encode()  # ASCII: a text may hold what is no UTF-8
+    body = _ENCODER.encode(values).encode()  # ASCII: a text may hold what is no UTF-8
     return body[:-1] + _seal(body, before)
 
 

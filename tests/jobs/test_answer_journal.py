@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from relabel.manifests.asks import Answer, Distribution, EngineFacts
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.store import LocalStore
 
+WRITE_S = 0.02
+"""So that a line of the journal is written between two polls."""
 STOP_AFTER = 30
 """Answers: amid the first attempts of several chunks."""
 GARBAGE: dict[str, Any] = {
@@ -45,7 +48,9 @@ def stopped(
     write_pairs: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Any]:
-    """Starts a run whose every other answer is refused, and stops it amid its chunks as a second Ctrl-C would."""
+    """Starts a run whose every other answer is refused, and stops it amid its chunks as a second Ctrl-C would. Its
+    journal has several lines.
+    """
     write_pairs()
     write_job(GARBAGE)
 
@@ -54,10 +59,13 @@ def stopped(
             def _poll(self) -> Any:
                 if self.progress.requests >= STOP_AFTER:
                     self.stop.now()
+                time.sleep(WRITE_S)
                 return super()._poll()
 
         with monkeypatch.context() as patch:
             patch.setattr(label, "RunLoop", Stopped)
+            patch.setattr("relabel.jobs.run.answer_journal.FLUSH_EVERY_S", 0.0)
+            patch.setattr("relabel.jobs.run.loop.CHECK_EVERY_S", 0.0)
             return relabel("run", "job.yaml", *options)
 
     return run
@@ -68,9 +76,13 @@ def refused_in(folder: Path) -> list[Any]:
 
 
 def lines_in(folder: Path) -> list[bytes]:
-    """The answers of the journal."""
+    """Of the journal, one a flush."""
     (file,) = folder.glob("out/ecom/journal/*/*")
     return file.read_bytes().splitlines(keepends=True)[1:]
+
+
+def answers_in(lines: list[bytes]) -> list[Any]:
+    return [values for line in lines for values in json.loads(line)[:-1]]
 
 
 def test_a_stop_lists_refused_answers_and_says_what_was_open(
@@ -92,7 +104,7 @@ def test_the_run_that_continues_asks_none_of_them_again_and_ends_as_if_never_sto
 ) -> None:
     first = stopped("--output", "json").json
     shown = refused_in(folder)
-    saved = len(lines_in(folder))
+    saved = len(answers_in(lines_in(folder)))
     second = relabel("run", "job.yaml", "--output", "json").json
     assert second["rows_open"] == 0
     assert list(folder.glob("out/ecom/refused/*/*")) == []
@@ -118,7 +130,7 @@ def test_an_output_stopped_twice_uses_both_journals(
     journals = list(folder.glob("out/ecom/journal/*/*"))
     assert len(journals) == 2
     kept = [file.read_bytes().splitlines()[1:] for file in journals]
-    keys = [{json.loads(line)[1] for line in lines} for lines in kept]
+    keys = [{key for _, key, *_ in answers_in(lines)} for lines in kept]
     assert not keys[0] & keys[1], "what was kept is not asked again"
     assert relabel("run", "job.yaml").code == 0
     relabel("run", "job.yaml", "--set", "output=out/alone")
@@ -132,7 +144,7 @@ def change_text(data: bytes, number: int) -> bytes:
     """As `sed` would: another grade in one line."""
     lines = data.splitlines(keepends=True)
     values = json.loads(lines[number])
-    values[2] = "##final score: 3"
+    values[0][2] = "##final score: 3"
     lines[number] = json.dumps(values).encode() + b"\n"
     return b"".join(lines)
 
@@ -155,7 +167,7 @@ def tear(data: bytes, number: int) -> bytes:
 def swap_keys(data: bytes, number: int) -> bytes:
     """The answer of another row."""
     lines = data.splitlines(keepends=True)
-    mine, other = (json.loads(lines[place])[1].encode() for place in (number, number - 1 or number + 1))
+    mine, other = (json.loads(lines[place])[0][1].encode() for place in (number, number - 1 or number + 1))
     lines[number] = lines[number].replace(mine, other)
     return b"".join(lines)
 
@@ -188,6 +200,7 @@ def test_what_is_damaged_is_asked_again(
     (file,) = folder.glob("out/ecom/journal/*/*")
     whole = file.read_bytes()
     num_lines = len(lines_in(folder))
+    assert num_lines >= 3
     relabel("run", "job.yaml", "--set", "output=out/alone")
     expected = rows_of(folder, "out/alone")
     before = {path: path.read_bytes() for path in (folder / "out/ecom").rglob("*") if path.is_file()}
@@ -258,6 +271,49 @@ def test_an_answer_is_kept_as_it_was(answers: list[Answer], tmp_path_factory: py
     opened(store).begins(again)
     # repr: NaN is not equal to itself
     assert repr(again.known) == repr({bytes([number]) * 16: answer for number, answer in enumerate(answers)})
+
+
+def test_damage_to_one_line_costs_the_answers_of_no_other(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    work = ChunkWork(ChunkId(0, 3), [])
+    journal = opened(store)
+    journal.begins(work)
+    for flush in range(3):
+        work.fresh = [(bytes([flush, number]) * 8, Answer(-1, f"yes {number}", "stop"), None) for number in range(4)]
+        journal.flush(lambda *_: True)
+    journal.close()
+    (file,) = tmp_path.glob("journal/*/*")
+    file.write_bytes(change_text(file.read_bytes(), 2))
+    again = ChunkWork(ChunkId(0, 3), [])
+    opened(store).begins(again)
+    assert {key[0] for key in again.known} == {0, 2}
+    assert len(again.known) == 8
+
+
+def test_a_file_of_the_first_version_is_used(tmp_path: Path) -> None:
+    """It holds an answer a line."""
+    store = LocalStore(tmp_path)
+    work = ChunkWork(ChunkId(0, 3), [])
+    journal = opened(store)
+    journal.begins(work)
+    answers = {bytes([number]) * 16: Answer(-1, f"yes {number}", "stop") for number in range(3)}
+    work.fresh = [(key, answer, None) for key, answer in answers.items()]
+    journal.flush(lambda *_: True)
+    journal.close()
+    (file,) = tmp_path.glob("journal/*/*")
+    header, record = file.read_bytes().splitlines()
+    first = sealed([{**json.loads(header)[0], "version": 1}], b"")
+    lines = [sealed(values, first) for values in json.loads(record)[:-1]]
+    file.write_bytes(b"".join([first, *lines]))
+    again = ChunkWork(ChunkId(0, 3), [])
+    opened(store).begins(again)
+    assert again.known == answers
+
+
+def sealed(values: list[Any], before: bytes) -> bytes:
+    """A line as the first version wrote it: with the sha256 of what is before it and of itself without that."""
+    digest = hashlib.sha256(before + json.dumps(values).encode()).hexdigest()
+    return json.dumps([*values, digest]).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
