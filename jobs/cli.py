@@ -31,7 +31,7 @@ from relabel.jobs.logs import (
     unfailing_streams,
     write,
 )
-from relabel.jobs.output import Exit, exit_for
+from relabel.jobs.output import BY_HAND, Exit, exit_for
 from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
 from relabel.manifests.errors import ConfigError, RelabelError, SaidElsewhereError
 from relabel.manifests.files import refusal
@@ -182,7 +182,7 @@ def _ended(arguments: list[str]) -> Any:
         is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
         code = Exit.STOPPED
         name = "Stopped"
-        message = "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
+        message = "Asked to stop by SIGTERM." if is_asked else BY_HAND
         _report_error(message, "stopped")
     except SystemExit as exc:  # click's way with a pipe that broke; stdout and stderr never do, so it is one of ours
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")

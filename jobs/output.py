@@ -60,6 +60,10 @@ class Result(Protocol):
         ...
 
 
+BY_HAND = "Stopped by hand."
+"""What is said last where Ctrl-C ended a command."""
+
+
 class Printed:
     """A result that Python prints as its command does; a notebook shows the same text."""
 

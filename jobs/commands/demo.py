@@ -4,6 +4,8 @@ what came of it. Its steps are commands that a person could type, each with its 
 
 import contextlib
 import json
+import os
+import re
 import shlex
 import shutil
 import signal
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import click
 
 from relabel.jobs.commands.options import Number, output_option
-from relabel.jobs.output import Exit, TextResult, emit, grid
+from relabel.jobs.output import BY_HAND, Exit, TextResult, emit, grid
 from relabel.jobs.settings import placed
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage, translate_errors
@@ -176,22 +178,40 @@ class StepProgress:
         self._has_terminal = sys.stderr.isatty()
         self._shown = ""
         self._due_s = time.monotonic() + FIRST_LINE_S
+        self._first: tuple[int, float] | None = None
 
     def show(self, log: Path) -> None:
         """Show the line, if it is another one than before."""
         now = time.monotonic()
         if now < self._due_s and not self._has_terminal:
             return
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if not lines or lines[-1] == self._shown:
+        line = last_line(log)
+        if line in ("", BY_HAND, self._shown):  # that it was stopped is said at the end
             return
-        self._shown = lines[-1]
+        self._shown = line
         self._due_s = now + NEXT_LINE_S
+        text = f"  {line}{self._left(line, now)}"
         if self._has_terminal:
             width = shutil.get_terminal_size().columns - 1
-            click.echo(f"{CLEAR_LINE}  {self._shown}"[: width + len(CLEAR_LINE)], nl=False, err=True)
+            click.echo(f"{CLEAR_LINE}{text}"[: width + len(CLEAR_LINE)], nl=False, err=True)
         else:
-            click.echo(f"  {self._shown}", err=True)
+            click.echo(text, err=True)
+
+    def _left(self, line: str, now: float) -> str:
+        """How long the step will take yet, by its pace since the first line that counts; empty where nobody knows, or
+        the line says it.
+        """
+        counted = COUNTED.search(line)
+        if counted is None or "ETA" in line:
+            return ""
+        done, total = (int(number.replace(",", "")) for number in counted.groups())
+        if self._first is None:
+            self._first = done, now
+        first_done, first_s = self._first
+        if done <= first_done:
+            return ""
+        left_s = (now - first_s) / (done - first_done) * (total - done)
+        return f" · about {max(1, round(left_s / 60))} min left"
 
     def clear(self) -> None:
         """Leave the terminal as it was."""
@@ -199,6 +219,18 @@ class StepProgress:
             click.echo(CLEAR_LINE, nl=False, err=True)
 
 
+def last_line(log: Path) -> str:
+    """The last line of a log; its beginning is left out where it is very long."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return lines[-1] if lines else ""
+
+
+COUNTED = re.compile(r"(\d[\d,]*) of (\d[\d,]*)")
+"""How far a step says that it is: `step 19 of 145`."""
+TAIL_BYTES = 4096
 FIRST_LINE_S = 10
 NEXT_LINE_S = 60
 CLEAR_LINE = "\r\x1b[K"
@@ -219,7 +251,8 @@ def object_of(text: str) -> Row | None:
 def last_words(log: Path) -> list[str]:
     """The end of what a step said, for people."""
     said = log.read_text(encoding="utf-8").partition(f"{RESULT_MARK}\n")[0]
-    return said.splitlines()[-12:]
+    lines = [line for line in said.splitlines() if line]
+    return lines[-12:]
 
 
 # ------------------------------------------------------------------------------
@@ -680,7 +713,7 @@ def demo(
     if last not in WELL:
         lines = [f"  {line}" for line in last_words(log)]
         if last == Exit.STOPPED and done[-1]["command"].startswith("python "):
-            lines = ["  Stopped by hand."]  # Python itself ends a script with a traceback
+            lines = [f"  {BY_HAND}"]  # Python itself ends a script with a traceback
         lines.append(
             f"Stopped: `{command}` ended with exit code {last}. {kept_text(done[-1])}{ADVICE.get(last, AGAIN)}"
         )

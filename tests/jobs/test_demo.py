@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ import yaml
 from relabel.jobs.commands.demo import (
     DEMO_MODEL,
     Speeds,
+    StepProgress,
     Way,
     call,
     last_words,
@@ -179,6 +181,33 @@ def test_a_slow_step_shows_how_far_it_is(
     )
     call(f"python {script}", folder / "log")
     assert capsys.readouterr().err.splitlines() == ["  16 of 800 pairs"]
+
+
+def test_a_step_that_counts_shows_how_long_it_will_take(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = iter((0.0, 10.0, 70.0, 130.0, 190.0))
+    monkeypatch.setattr("relabel.jobs.commands.demo.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    log = folder / "log"
+    progress = StepProgress()
+    for line in ("step 10 of 130", "step 40 of 130", "step 70 of 130", "80 of 800 pairs · 2 pairs/s · ETA 0:06:00"):
+        log.write_text(f"{'.' * 9000}\n{line}\n")
+        progress.show(log)
+    assert capsys.readouterr().err.splitlines() == [
+        "  step 10 of 130",
+        "  step 40 of 130 · about 3 min left",
+        "  step 70 of 130 · about 2 min left",
+        "  80 of 800 pairs · 2 pairs/s · ETA 0:06:00",
+    ]
+
+
+def test_ctrl_c_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("relabel.jobs.commands.demo.FIRST_LINE_S", 0)
+    log = folder / "log"
+    log.write_text("No checkpoint was written yet.\n\nStopped by hand.\n")
+    StepProgress().show(log)
+    assert capsys.readouterr().err == ""
+    assert last_words(log) == ["No checkpoint was written yet.", "Stopped by hand."]
 
 
 def test_a_demo_that_is_stopped_says_how_many_pairs_are_labelled_and_continues_from_them(
