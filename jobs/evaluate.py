@@ -85,6 +85,7 @@ from relabel.manifests.records import checked, sha256_bytes
 from relabel.manifests.rows import open_run_input
 from relabel.manifests.run_labels import open_run_labels
 from relabel.manifests.run_manifest import load_manifest
+from relabel.manifests.secrets import counted
 from relabel.manifests.store import open_run_store
 
 MOST_GRADES = 10
@@ -339,9 +340,9 @@ def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str,
             f"relabel convert {golds.qrels} people.qrels --queries {_texts_of_queries(sets[0].plan)}"
         )
     return (
-        f"no label found a gold grade: {counts['labels']:,} labels and {num_qrels:,} gold grades were compared by "
-        f"(query_id, doc_id). Labels begin with {first_pairs(first['query_id'], first['doc_id'])}; {golds.qrels} with "
-        f"{golds.pairs.begins}. {advice}"
+        f"no label found a gold grade: {counted(counts['labels'], 'label')} and {counted(num_qrels, 'gold grade')} "
+        f"were compared by (query_id, doc_id). Labels begin with "
+        f"{first_pairs(first['query_id'], first['doc_id'])}; {golds.qrels} with {golds.pairs.begins}. {advice}"
     )
 
 

@@ -141,7 +141,7 @@ def test_gold_by_texts_of_a_run_comes_with_the_line_that_gives_it_ids(
     first = pq.read_table("pairs.parquet").to_pylist()[0]
     Path("gold.quepid.csv").write_text(f"query,docid,rating\n{first['query']},{first['doc_id']},1\n")
     refused = relabel("evaluate", "out/ecom", "--qrels", "gold.quepid.csv")
-    refused.refused(3, "no label found a gold grade", "--queries pairs.parquet")
+    refused.refused(3, "no label found a gold grade", "24 labels and 1 gold grade", f"--queries {folder}/pairs.parquet")
     line = refused.err.strip().partition("relabel convert ")[2]
     assert relabel("convert", *shlex.split(line)).code == 0
     found = relabel("evaluate", "out/ecom", "--qrels", "people.qrels", "--output", "json").json
