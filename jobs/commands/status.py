@@ -20,7 +20,7 @@ from relabel.jobs.run.progress import WorkerState, left_s, left_text, live_state
 from relabel.manifests.budgets import BudgetState, Range
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
-from relabel.manifests.files import Storage
+from relabel.manifests.files import Storage, is_url
 from relabel.manifests.labels import ANSWERS
 from relabel.manifests.plan import PLAN_NAME, Fates, FileRef, template_name
 from relabel.manifests.records import LEFT_OUT, as_object, plain, sha256_bytes
@@ -530,5 +530,9 @@ def _opened(target: str, day: str | None) -> tuple[RunFolder, dict[str, Any] | N
         root, storage, spec = output_of(target, day=day)
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
-    why = ManifestError(f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned.")
-    return open_planned(root, storage, why), spec
+    what = f"no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
+    if spec is not None:
+        what = f"nothing is planned there yet. Begin with `relabel run {target}`."
+    elif not is_url(root) and not Path(root).exists():
+        what = f"no such folder in {Path.cwd()}."
+    return open_planned(root, storage, ManifestError(f"{root}: {what}")), spec

@@ -256,6 +256,16 @@ def test_a_job_whose_labels_could_be_taken_over_says_how(
     assert "reuse" not in other.err
 
 
+@pytest.mark.parametrize("command", ["verify", "status"])
+def test_an_output_that_is_not_there_is_called_so(
+    relabel: Cli, write_job: WriteJob, folder: Path, command: str
+) -> None:
+    relabel(command, "out/ecom").refused(3, f"out/ecom: no such folder in {folder}.")
+    relabel(command, write_job()).refused(3, "nothing is planned there yet. Begin with `relabel run job.yaml`.")
+    (folder / "out/ecom").mkdir(parents=True)
+    relabel(command, "out/ecom").refused(3, "no plan.json there")
+
+
 def test_second_job_on_an_output_is_refused_with_every_difference(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
