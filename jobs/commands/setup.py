@@ -200,7 +200,8 @@ def doctor(job_file: str | None, overrides: tuple[str, ...], day: str | None, ou
     if job_file is None and (overrides or day is not None):
         raise UsageError("--set, --date: they change a job file, and none is named. Give one: relabel doctor JOB.YAML")
     result = _machine_facts()
-    rows = [(name.replace("_", " "), value_text(value)) for name, value in result.items() if value is not None]
+    rows = [("", "")] if job_file is not None else []
+    rows += [(name.replace("_", " "), value_text(value)) for name, value in result.items() if value is not None]
     extras = {}
     for name, purpose in EXTRAS.items():
         distributions = distributions_of(name)
@@ -213,7 +214,9 @@ def doctor(job_file: str | None, overrides: tuple[str, ...], day: str | None, ou
         rows.append((f"extra {name}", text))
     result["extras"] = extras
     code = Exit.DONE
+    head = "relabel doctor"
     if job_file is not None:
+        head = f"{job_file}: can start here"
         outcomes: dict[str, str] = {}
         try:
             outcomes.update(zip(STEPS, job_checks(job_file, overrides, day), strict=True))
@@ -221,9 +224,10 @@ def doctor(job_file: str | None, overrides: tuple[str, ...], day: str | None, ou
             failed = STEPS[len(outcomes)]
             outcomes[failed] = str(exc)
             code = exit_for(exc)
+            head = f"{job_file}: can't start here, see {failed}"
         result["job"] = {step: outcome for step, outcome in outcomes.items() if outcome}
-        rows += [(f"job: {step}", outcome) for step, outcome in result["job"].items()]
-    return emit(TextResult("relabel doctor\n" + grid(rows), result), output, code)
+        rows = [*((f"job: {step}", outcome) for step, outcome in result["job"].items()), *rows]
+    return emit(TextResult(f"{head}\n{grid(rows)}", result), output, code)
 
 
 def _machine_facts() -> dict[str, Any]:

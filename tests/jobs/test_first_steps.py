@@ -85,6 +85,18 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_doctor_says_first_whether_the_job_can_start(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    job = write_job()
+    found = relabel("doctor", job)
+    first, second, *_ = found.out.splitlines()
+    assert first == "job.yaml: can't start here, see input"
+    assert second.startswith("  job: ")
+    write_pairs()
+    assert relabel("doctor", job).out.splitlines()[0] == "job.yaml: can start here"
+
+
 def test_doctor_says_memory_and_providers(relabel: Callable[..., Any]) -> None:
     found = relabel("doctor", "--output", "json").json
     assert found["free_memory_gib"] > 0
