@@ -34,12 +34,16 @@ class Tracked:
     Args:
         looks: lines of the file.
         fall: of the agreement since the first line.
+        first: agreement of the first line.
+        pairs_before: judged at the look before; None at the first.
     """
 
     judged: JudgedLabels
     file: str
     looks: int
     fall: Fall
+    first: float
+    pairs_before: int | None
 
     @property
     def exit_code(self) -> int:
@@ -48,15 +52,20 @@ class Tracked:
 
     @property
     def text(self) -> str:
-        """In a line."""
+        """In a line, and another where the pairs may be others."""
         if self.fall.bound is None:
             return f"{self.file}: the first look; the next ones are compared with it"
         verdict = "beyond chance" if self.fall.is_beyond_chance else "within chance"
-        return (
-            f"{self.file}: {self.looks:,} looks; agreement in the last {self.fall.since:,} is {self.fall.value:.4f} "
-            f"lower than in the first: {verdict}, whose bound is {self.fall.bound:.4f} "
-            f"(false alarms at most {ALPHA:g}, all looks together)"
+        figure = self.judged.figures[AGREEMENT]
+        since = "this look" if self.fall.since == 1 else f"the last {self.fall.since:,} looks"
+        text = (
+            f"{self.file}: {self.looks:,} looks; agreement {figure.value:.4f} now, {self.first:.4f} in the first look. "
+            f"The fall that shows best is that of {since}, {self.fall.value:.4f} on average: {verdict}, whose bound is "
+            f"{self.fall.bound:.4f} (false alarms at most {ALPHA:g}, all looks together)"
         )
+        if self.pairs_before is not None and abs(figure.over - self.pairs_before) > self.pairs_before / 10:
+            text += f"\n{figure.over:,} pairs, and {self.pairs_before:,} at the look before: are they of the same file?"
+        return text
 
     def as_json(self) -> dict[str, Any]:
         """The result for programs."""
@@ -98,6 +107,7 @@ def track(judged: JudgedLabels, file: str, *, day: str | None = None) -> Tracked
     key = ("date", "fingerprint")
     if lines and all(lines[-1][name] == line[name] for name in key):
         lines.pop()
+    pairs_before = int(_numbers(lines[-1:], "pairs", file)[0]) if lines else None
     lines.append(line)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(line), lineterminator="\n")
@@ -108,7 +118,14 @@ def track(judged: JudgedLabels, file: str, *, day: str | None = None) -> Tracked
     fall = latest_fall(agreement_T, np.maximum(error_T, 1e-9))
     with written(file, Storage()) as path:
         path.write_text(text.getvalue(), encoding="utf-8")
-    return Tracked(judged, file, len(lines), fall)
+    return Tracked(
+        judged,
+        file,
+        looks=len(lines),
+        fall=fall,
+        first=float(agreement_T[0]),
+        pairs_before=pairs_before,
+    )
 
 
 def line_of(judged: JudgedLabels, day: str) -> dict[str, str]:

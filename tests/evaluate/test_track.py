@@ -50,13 +50,20 @@ def test_a_line_a_day_with_agreement_and_the_share_of_each_grade(look: Callable[
     assert "the first look" in look(0, 40).out
     outcome = look(1, 44)
     assert outcome.code == 0
-    assert "2 looks" in outcome.out
+    assert "2 looks; agreement 0.8167 now, 0.8333 in the first look" in outcome.out
     first, second = lines()
     assert (first["date"], second["date"]) == ("2026-11-01", "2026-11-02")
     assert float(first["agreement"]) == pytest.approx(200 / 240, abs=1e-6)
     assert float(first["low"]) < float(first["agreement"]) < float(first["high"])
     assert sum(float(first[f"share_{grade}"]) for grade in range(3)) == pytest.approx(1, abs=1e-5)
     assert first["pairs"] == "240"
+
+
+def test_another_number_of_pairs_is_asked_about(look: Callable[..., Any], relabel: Relabel) -> None:
+    look(0, 40)
+    assert "at the look before" not in look(1, 44).out
+    half = look(2, 44, "--where", "grade=0").out
+    assert "pairs, and 240 at the look before: are they of the same file?" in half
 
 
 def test_the_same_day_again_takes_the_place_of_its_line(look: Callable[..., Any]) -> None:
