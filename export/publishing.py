@@ -196,6 +196,7 @@ class StoredRecord:
         """
         record = cls.find(bundle_store, name, at)
         if record is None:
+            check_bundle(bundle_store, name)
             where = f"{bundle_store.url}/{name}"
             raise InputError(f"{where}: no {cls.kind} {at} there. See what there is: relabel show {where}.")
         return record
@@ -360,19 +361,34 @@ def bundles_in(bundle_store: Store) -> list[dict[str, Any]]:
     return bundles
 
 
+def channel_names(bundle_store: Store, name: str) -> list[str]:
+    """The names of a bundle's channels; none is read."""
+    return sorted(PurePath(entry.name).stem for entry in bundle_store.entries(f"{name}/channels"))
+
+
+def check_bundle(bundle_store: Store, name: str) -> None:
+    """
+    Raises:
+        InputError: there is no bundle of that name.
+    """
+    for kind in ("versions", "channels"):
+        if any(True for _ in bundle_store.entries(f"{name}/{kind}")):
+            return
+    raise InputError(
+        f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
+        f"{name} is a bundle store itself: relabel list {bundle_store.url}/{name}"
+    )
+
+
 def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
     """One bundle: its versions, newest first, and its channels with their history.
 
     Raises:
         InputError: there is none of that name.
     """
+    check_bundle(bundle_store, name)
     versions = Version.load_all(bundle_store, name)
     channels = Channel.load_all(bundle_store, name)
-    if not versions and not channels:
-        raise InputError(
-            f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
-            f"{name} is a bundle store itself: relabel list {bundle_store.url}/{name}"
-        )
     return {
         "name": name,
         "versions": [{**version.about(), "channels": _pointing_to(version, channels)} for version in versions],

@@ -592,7 +592,8 @@ def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], list[File]]:
     held = strict_json(data, where)
     is_manifest = (held.get("kind"), held.get("format")) == ("bundle", 1) and fits(held.get("name"), ".+")
     is_manifest = is_manifest and isinstance(held.get("lineage"), dict) and isinstance(held.get("files"), list)
-    need(is_manifest, f"{where}: no bundle's manifest of format 1 (kind, format, name, lineage, files)")
+    hint = " It is a student's: relabel export makes a bundle of it." * (held.get("kind") == "student")
+    need(is_manifest, f"{where}: no bundle's manifest of format 1 (kind, format, name, lineage, files).{hint}")
     itself = File(MANIFEST, len(data), hashlib.sha256(data).hexdigest())
     return held, read_files([*held["files"], itself._asdict()], where)
 
@@ -719,7 +720,7 @@ def find_version(store: Store, name: str, at: str, trust: Trust, sha256: str | N
     record = read_record(store, "version", name, at)
     if record is None:
         where = f"{store.url}/{name}"
-        raise Refused(BAD, f"{where}@{at}: neither a channel nor a version. List them: relabel show {where}.")
+        raise Refused(BAD, f"{where}@{at}: no such bundle, channel or version. List them: relabel list {store.url}.")
     need(sha256 in (None, record.sha256), f"{record.where}: is not the record that was named by its digest. Refused.")
     trust.check(record)
     return record

@@ -33,6 +33,7 @@ from relabel.export.publishing import (
     SigningKey,
     bundle_in,
     bundles_in,
+    channel_names,
     collect,
     parse_address,
     roll_back,
@@ -54,7 +55,7 @@ from relabel.jobs.commands.options import (
     sigterm_ends,
 )
 from relabel.jobs.commands.pull import is_destination, show_destination
-from relabel.jobs.output import Exit, Summary, TextResult, emit, grid, value_text
+from relabel.jobs.output import Exit, Summary, TextResult, emit, grid, note, value_text
 from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
@@ -169,6 +170,7 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
     student that is no better than a baseline, unless --anyway is given.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
+    known = channel_names(bundle_store, bundle_name)
     moved, has_moved = set_channel(
         bundle_store,
         bundle_name,
@@ -177,6 +179,8 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
         None if sign_key is None else SigningKey(sign_key),
         is_anyway=anyway,
     )
+    if known and name not in known:
+        note(f"{name} is a new channel, next to {', '.join(known)}")
     return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
 
 
@@ -791,6 +795,8 @@ def conform(
     """
     folder = local_folder(bundle, "BUNDLE")
     shown = redacted(url)
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"URL {shown}: a server's address begins with http:// or https://, say http://127.0.0.1:8080.")
     open_bundle(folder)
     key = os.environ.get(api_key_env) if api_key_env else None
     if api_key_env and not key:

@@ -402,6 +402,7 @@ CALLS = [
     ("build-engine absent --to engine", _nothing, 3),
     ("conform http://127.0.0.1:9 absent", _nothing, 3),
     ("conform http://127.0.0.1:9", _nothing, 2),
+    ("conform 127.0.0.1:9 absent", _nothing, 2),
     ("publish bundle elsewhere", _published, 0),
     ("publish bundle store --version 2.0", _published, 10),
     ("publish bundle store --version 1.0", _published, 3),

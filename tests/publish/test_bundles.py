@@ -72,6 +72,7 @@ def test_a_folder_that_is_not_its_manifest_is_refused(
     [
         ({"kind": "run"}, "no bundle's manifest"),
         ({"format": 2}, "no bundle's manifest of format 1"),
+        ({"kind": "student"}, "It is a student's: relabel export makes a bundle of it."),
         ({"name": ""}, "no bundle's manifest"),
         ({"lineage": None}, "no bundle's manifest"),
         ({"files": None}, "no bundle's manifest"),

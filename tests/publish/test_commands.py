@@ -129,6 +129,17 @@ def test_every_command_finds_its_store_by_a_profile_and_shows_no_secret(
     assert not any(seaweed.SECRET.encode() in data for data in written + stored)
 
 
+def test_a_new_channel_is_called_one(relabel: Relabel, folder: Path, store: str) -> None:
+    version = relabel("show", "store/ecom", "--output", "json").json["versions"][0]["version"]
+
+    def said(channel: str) -> str:
+        return str(relabel("channel", "set", "store/ecom", channel, version).err)
+
+    assert "new channel" not in said("stable")
+    assert "note: stabel is a new channel, next to stable" in said("stabel")
+    assert "new channel" not in said("stabel")
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
@@ -138,12 +149,14 @@ def test_every_command_finds_its_store_by_a_profile_and_shows_no_secret(
         ("pull --rollback dest --watch 5", 2, "no other option"),
         ("pull --rollback dest", 3, "no version was pulled here"),
         ("pull store/ecom dest --to one", 2, "--to goes with --rollback"),
-        ("pull store/absent dest", 3, "neither a channel nor a version"),
+        ("pull store/absent dest", 3, "no such bundle, channel or version. List them: relabel list "),
         ("pull gs://bucket/ecom dest", 2, "local paths and to s3://"),
         ("publish absent store", 3, "no manifest.json there"),
         ("channel set store/ecom@x stable 1", 2, "without @x"),
         ("channel set store/ecom stable absent", 3, "no version absent"),
         ("rollback store/ecom absent", 3, "no channel absent"),
+        ("rollback store stable", 3, "if store is a bundle store itself: relabel list ./store"),
+        ("channel set store/absent stable 1", 3, "no bundle absent"),
         ("show store/absent", 3, "no bundle absent"),
         ("show store/ecom@absent", 3, "no version absent"),
         ("gc store --grace soon", 2, "want a length"),
