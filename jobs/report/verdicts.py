@@ -15,10 +15,17 @@ from relabel.manifests.records import checked, plain
 
 
 def verdict_section(artifacts: Sequence[Artifact], found: Sequence[str]) -> Section:
-    """What the page's other sections found, and a sentence for each student: of one that is given, of a bundle's, and
-    of the one whose scores are given.
+    """Which runs' answers are made up, what the page's other sections found, and a sentence for each student: of one
+    that is given, of a bundle's, and of the one whose scores are given.
     """
-    verdicts = [Paragraph(sentence) for sentence in found]
+    verdicts = [
+        Paragraph(
+            f"The answers of {one.name} are made up (engine fake), so that no figure of it means anything.", "bad"
+        )
+        for one in artifacts
+        if isinstance(one, RunArtifact) and any(engine.get("family") == "fake" for engine in one.snapshot.all_engines)
+    ]
+    verdicts += [Paragraph(sentence) for sentence in found]
     verdicts += [
         verdict_of(name, manifest)
         for name, manifest in _manifests(artifacts)

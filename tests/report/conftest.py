@@ -112,6 +112,7 @@ def forge_run(
     gold: str | None = None,
     spec: dict[str, Any] | None = None,
     is_finished: bool = True,
+    family: str = "transformers",
     model: str = "made up",
     model_digest: str = "0" * 64,
 ) -> Path:
@@ -164,7 +165,7 @@ def forge_run(
                 stages={"verdict": tokens},
                 seconds=seconds,
                 engine={
-                    "family": "fake",
+                    "family": family,
                     "version": "1",
                     "model": model,
                     "model_digest": model_digest,

@@ -293,6 +293,15 @@ def test_a_page_without_a_student_has_no_verdict(run: Path) -> None:
     assert "verdict" not in built.sections
 
 
+def test_a_page_says_first_that_answers_are_made_up(tmp_path: Path) -> None:
+    pairs = write_table(tmp_path / "pairs.parquet", plain_pairs(2, 4))
+    made_up = forge_run(tmp_path / "fake", pairs, lambda _: Judgment(1), family="fake")
+    built = build_report([str(made_up)], Storage())
+    assert built.verdicts == [
+        "The answers of forged are made up (engine fake), so that no figure of it means anything."
+    ]
+
+
 def html_of_section(page: str, name: str) -> str:
     return page[page.index(f'<section id="{name}"') :].partition("</section>")[0]
 
