@@ -20,6 +20,7 @@ from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import (
+    CSV,
     FORMS,
     JSONL,
     LABEL_STUDIO,
@@ -42,9 +43,9 @@ from relabel.manifests.run_labels import RunLabels, open_run_labels
 from relabel.manifests.secrets import one_line
 from relabel.manifests.tables import Column, NeededColumn, as_ids, read_grades, require_columns
 
-TARGETS = (LABEL_STUDIO, QUEPID, OPENSEARCH, PARQUET, JSONL)
+TARGETS = (LABEL_STUDIO, QUEPID, OPENSEARCH, PARQUET, JSONL, CSV)
 """What pairs for people are written as."""
-GOLD_TARGETS = (PARQUET, JSONL)
+GOLD_TARGETS = (PARQUET, JSONL, CSV)
 PEOPLE = ("who", "when", "why")
 SHOWN = 5
 SHOWN_CHARACTERS = 60

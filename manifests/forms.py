@@ -288,6 +288,27 @@ def _read_delimited(path: str, choose: Choice, storage: Storage) -> dict[str, Co
     return {name: [row[place[name]] for row in rows] for name in choose(names)}
 
 
+def _write_delimited(
+    file: Path, schema: pa.Schema, tables: Iterable[pa.Table], _heading: Heading, *, delimiter: str
+) -> None:
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out, delimiter=delimiter)
+        writer.writerow(schema.names)
+        for table in tables:
+            writer.writerows(zip(*map(_cells, table.columns), strict=True))
+
+
+def _cells(column: pa.ChunkedArray) -> list[Any]:
+    """Lists, records and truths as JSON has them, bytes in hex; null is empty."""
+    values: list[Any] = column.to_pylist()
+    kind = column.type
+    if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
+        return [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    if isinstance(next((value for value in values if value is not None), None), bytes):
+        return [None if value is None else value.hex() for value in values]
+    return values
+
+
 # ------------------------------------------------------------------------------
 # TREC's two text forms, qrels and run files: one row a line, fields by white space.
 #
@@ -368,8 +389,8 @@ def _read_judgments(path: str, choose: Choice, storage: Storage, *, read: ReadTe
 
 PARQUET = Form("parquet", PARQUET_SUFFIXES, _read_parquet, _write_parquet)
 JSONL = Form("jsonl", (".jsonl", ".ndjson"), _read_jsonl, _write_jsonl)
-CSV = Form("csv", (".csv",), _read_delimited)
-TSV = Form("tsv", (".tsv",), _read_delimited)
+CSV = Form("csv", (".csv",), _read_delimited, partial(_write_delimited, delimiter=","))
+TSV = Form("tsv", (".tsv",), _read_delimited, partial(_write_delimited, delimiter="\t"))
 QRELS = Form(
     "qrels",
     (".qrels", ".qrel"),

@@ -427,8 +427,10 @@ def _lists(column: Column, item: pa.DataType, what: str) -> pa.LargeListArray | 
     """
     try:
         values = _plain_array(column)
+        if pa.types.is_string(values.type):  # of CSV
+            values = pa.array([json.loads(text) if text else None for text in values.to_pylist()])
         lists = _grades_of(values) if item == pa.int64() else values.cast(pa.large_list(item))
-    except (pa.ArrowException, AttributeError, KeyError, OverflowError, UnicodeEncodeError) as exc:
+    except (pa.ArrowException, AttributeError, KeyError, OverflowError, ValueError) as exc:
         raise InputError(f"{what}: a list a row is wanted, of numbers: {shortened(str(exc), 200)}.") from exc
     return lists if lists.null_count < len(lists) else None
 

@@ -564,7 +564,7 @@ def convert(source: str, target: str, output: str, **values: Any) -> int:
 
     SOURCE is a finished run's output, TREC qrels (qid 0 docid grade), a TREC run file (qid Q0 docid rank score tag),
     judgments of OpenSearch, _rank_eval, Quepid or RRE, or a table (JSONL, Parquet, CSV, TSV); TARGET any of these but a
-    run's output, CSV and TSV. Rows without a grade (or score) are left out and counted, never written as 0. Both may be
+    run's output. Rows without a grade (or score) are left out and counted, never written as 0. Both may be
     URLs.
     """
     converted = convert_file(source, target, ConvertOptions(**values), Storage())

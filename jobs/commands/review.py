@@ -19,7 +19,7 @@ _OUT = ("order", "second", "pairs")
     "--to",
     required=True,
     metavar="FILE",
-    help="Pairs: .labelstudio.json, .quepid.csv, .opensearch.json, .parquet, .jsonl; gold: the last two.",
+    help="Pairs: .labelstudio.json, .quepid.csv, .opensearch.json, .parquet, .jsonl, .csv; gold: the last three.",
 )
 @click.option(
     "--from",

@@ -693,3 +693,18 @@ def test_a_card_says_what_the_data_are_and_what_made_them_and_datasets_reads_the
     assert not Path("data/more.jsonl").exists()
     relabel("convert", "out/ecom", "ecom.qrels", "--card").refused(2, "--card", "qrels")
     relabel("convert", "data/labels.parquet", "x.jsonl", "--card").refused(2, "--card", "output folder")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_labels_in_a_text_table_are_judged_as_those_of_the_run(
+    run: Callable[..., None], relabel: Callable[..., Any], convert: Callable[..., Any], suffix: str
+) -> None:
+    run()
+    for target in ("labels.parquet", f"labels.{suffix}"):
+        convert("out/ecom", target)
+
+    def figures(labels: str) -> Any:
+        return relabel("evaluate", labels, "--qrels", "pairs.parquet", "--output", "json").json["figures"]
+
+    assert figures(f"labels.{suffix}") == figures("labels.parquet")
+    assert "ece" in figures(f"labels.{suffix}"), "distributions came along"

@@ -114,7 +114,7 @@ def test_tasks_of_label_studio_predict_the_label_and_have_the_texts(
 
 
 @pytest.mark.usefixtures("labelled")
-@pytest.mark.parametrize("name", ["look.labelstudio.json", "look.quepid.csv", "look.parquet", "look.jsonl"])
+@pytest.mark.parametrize("name", ["look.labelstudio.json", "look.quepid.csv", "look.parquet", "look.jsonl", "look.csv"])
 def test_a_file_that_nobody_filled_in_is_no_gold(review: Call, name: str) -> None:
     review("--to", name)
     gathered = review("--from", f"anna={name}", "--to", "gold.parquet")
@@ -123,7 +123,7 @@ def test_a_file_that_nobody_filled_in_is_no_gold(review: Call, name: str) -> Non
 
 @pytest.mark.usefixtures("labelled")
 def test_what_is_asked_wrongly_is_refused(relabel: Call) -> None:
-    relabel("review", "out/ecom", "--to", "look.csv").refused(2, "look.csv: its form is not clear", ".quepid.csv")
+    relabel("review", "out/ecom", "--to", "look.txt").refused(2, "look.txt: its form is not clear", ".quepid.csv")
     relabel("review", "out/ecom", "--to", "a.parquet", "--order", "second").refused(2, "--second LABELS")
     relabel("review", "out/ecom", "--to", "a.parquet", "--order", "doubt", "--second", "b.parquet").refused(
         2, "together"
