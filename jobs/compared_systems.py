@@ -149,9 +149,21 @@ class ComparedSystems:
 
 
 def pair_sentence(
-    names: tuple[str, str], found: FigureDifference, more: int | None, *, k: int, width: float, is_opinion: bool
+    names: tuple[str, str],
+    found: FigureDifference,
+    more: int | None,
+    *,
+    k: int,
+    width: float,
+    is_opinion: bool,
+    are_all_judged: bool,
 ) -> str:
-    """Which of two systems is better, or that it is not decided and what would decide it."""
+    """Which of two systems is better, or that it is not decided and what would decide it.
+
+    Args:
+        more: queries that humans would have to judge, for a difference of `width` to show.
+        are_all_judged: humans judged all queries that there are.
+    """
     first, second = names
     step = found.difference
     figure = f"nDCG@{k}"
@@ -169,10 +181,11 @@ def pair_sentence(
         return f"The judge does not decide between {second} and {first} ({interval})."
     head = f"{second} against {first}: not decided ({interval})"
     if more is None:
-        return f"{head}; no number of judged queries would show {width:g}."
+        return f"{head}; no number of judged queries would show a difference of {width:g}."
     if more == 0:
         return f"{head}; a difference of {width:g} would have been shown."
-    return f"{head}; about {more:,} more judged queries would show {width:g}."
+    what = "new queries (all of these are judged)" if are_all_judged else "more judged queries"
+    return f"{head}; about {more:,} {what} would show a difference of {width:g}."
 
 
 def systems_blocks(result: ComparedSystems) -> list[Block]:

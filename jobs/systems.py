@@ -366,6 +366,7 @@ def compared_pair(
         k=options.k,
         width=options.width,
         is_opinion=not is_gold_G.any(),
+        are_all_judged=bool(is_gold_G.all()),
     )
     for name in names:
         if len(comparison.unanswered(name)) > MOST_UNANSWERED * len(comparison.queries):

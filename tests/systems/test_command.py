@@ -95,7 +95,9 @@ def test_what_is_not_decided_names_how_many_queries_would(relabel: Relabel, fold
     alike = make_collection(gap=0.02)
     first = relabel("systems", *alike.write_all(gold=12)).out.splitlines()[0]
     assert first.startswith("bad against good: not decided (")
-    assert "more judged queries would show 0.02." in first
+    assert "more judged queries would show a difference of 0.02." in first
+    whole = relabel("systems", *alike.write_all(gold=40)).out.splitlines()[0]
+    assert "new queries (all of these are judged) would show a difference of 0.02." in whole
     wider = relabel("systems", *alike.write_all(gold=12), "--width", "0.2").out.splitlines()[0]
     assert wider.endswith("a difference of 0.2 would have been shown.")
 
