@@ -921,7 +921,9 @@ def _file(folder: Path, name: str) -> Path:
             raise BundleError(
                 f"{path} is a link to {os.readlink(path)}, where nothing is. Fetch the bundle again."  # noqa: PTH115
             ) from exc
-        raise BundleError(f"{path} is missing. Pull the bundle again.") from exc
+        current = folder / "current"
+        advice = f"A pull made this folder: give {current}." if current.is_dir() else "Pull the bundle again."
+        raise BundleError(f"{path} is missing. {advice}") from exc
     if not stat.S_ISREG(mode) or not mode & stat.S_IRUSR:
         raise BundleError(f"{path} is not a plain file that can be read. Pull the bundle again.")
     return path
