@@ -11,6 +11,7 @@ import bisect
 import hashlib
 import itertools
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -195,7 +196,6 @@ def _digest_line(receipt: Receipt) -> bytes:
 
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""
-_RESTORE = "Restore it from a copy, or move its receipt away to redo the chunk."
 Attempts = Mapping[int, Mapping[int, Sequence[int]]]
 """Attempts committed, by shard and chunk."""
 
@@ -374,11 +374,14 @@ class RunFolder:
             ManifestError: it is missing, its bytes or row count are not those committed, or its schema is another.
         """
         path = f"{self.store.root}/{file.path}"
-        data = read_file_of(self.store, file, _RESTORE, check_bytes=check_bytes)
+        chunk = re.search(r"shard-\d+/chunk-\d+", file.path)
+        receipt = f"{self.store.root}/receipts/{chunk[0]}*.json" if chunk else "its receipt"
+        restore = f"Restore it from a copy; or move {receipt} away and run the job again, which redoes the chunk."
+        data = read_file_of(self.store, file, restore, check_bytes=check_bytes)
         try:
             table = table_of(data, columns)
         except (pa.ArrowException, OSError) as exc:
-            raise ManifestError(f"{path}: not readable as Parquet. {_RESTORE}") from exc
+            raise ManifestError(f"{path}: not readable as Parquet. {restore}") from exc
         if table.num_rows != file.rows:
             raise ManifestError(f"{path}: {table.num_rows} rows, committed were {file.rows}.")
         if columns is not None:
