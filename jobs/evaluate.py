@@ -882,6 +882,8 @@ def compare_named(
             f"{ranking}: its scores only rank, so there are no grades to compare. Judge it alone, or compare rankings "
             "with `relabel systems`."
         )
+    if options.qrels is None:
+        _refuse_input(sets, storage)
     sides = cut_sets(sets, options.side, storage, students=options.students)
     golds = None if options.qrels is None else Golds(sets, options, storage)
     seen = golds.seen if golds else set()
@@ -933,6 +935,19 @@ def compare_named(
         notes=[*chain.from_iterable(labels.notes for labels in sets), *notes],
         exit_code=_exit_code(verdicts),
     )
+
+
+def _refuse_input(sets: Sequence[LabelSet], storage: Storage) -> None:
+    """
+    Raises:
+        UsageError: a set is the input of a run among them, whose grades are gold.
+    """
+    for run, other in itertools.permutations(sets, 2):
+        if run.plan is not None and other.plan is None and own_input(run.plan, other.where, None, storage):
+            raise UsageError(
+                f"{other.where}: is the input of {run.where}, so its grades are gold, not labels of another judge: "
+                f"give it as --qrels {other.where}"
+            )
 
 
 def _teacher_of(named: Mapping[str, LabelSet]) -> str:

@@ -24,6 +24,11 @@ def test_another_query_column_of_a_run_is_refused(relabel: Callable[..., Any], r
     assert relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--by", "query_id").code == 0
 
 
+def test_the_input_of_a_run_is_no_second_judge(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
+    run()
+    relabel("evaluate", "out/ecom", "pairs.parquet").refused(2, "is the input of out/ecom", "--qrels pairs.parquet")
+
+
 def test_a_run_is_judged_by_its_own_input_row_by_row(
     relabel: Callable[..., Any],
     run: Callable[..., None],
