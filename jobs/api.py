@@ -170,12 +170,18 @@ def run(
 
 
 @_names_arguments
-def ask(spec: Spec, rows: int | Sequence[int | Mapping[str, Any]] = 0, *, overrides: Sequence[str] = ()) -> Asked:
+def ask(
+    spec: Spec,
+    rows: int | Mapping[str, Any] | Sequence[int | Mapping[str, Any]] = 0,
+    *,
+    overrides: Sequence[str] = (),
+) -> Asked:
     """Put rows to the model as a run would, and return all that was asked and answered. Nothing is written.
 
     Args:
-        rows: numbers of input rows, from 0; or pairs that need not be in the input, as dictionaries with `query` and
-            `document` (and, where the labeler reads them, `query_id`, `doc_id`, `context` and its own columns).
+        rows: one or several numbers of input rows, from 0; or pairs that need not be in the input, as dictionaries with
+            `query` and `document` (and, where the labeler reads them, `query_id`, `doc_id`, `context` and its own
+            columns).
     Returns:
         One record for each row, or for each query where the labeler sees whole queries: its `exchanges` (prompt, raw
         answer, distributions) and `rows` (the label, or why there is none). Where one row was asked, `.label` of the
@@ -187,10 +193,10 @@ def ask(spec: Spec, rows: int | Sequence[int | Mapping[str, Any]] = 0, *, overri
     from relabel.jobs.job import load_job
 
     job = load_job(spec, overrides=overrides)
+    chosen = [rows] if isinstance(rows, int | Mapping) else rows
     with contextlib.closing(Asker()) as asker:
         choices = (
-            RowChoice((row,)) if isinstance(row, int) else [_pair(row, number)]
-            for number, row in enumerate([rows] if isinstance(rows, int) else rows)
+            RowChoice((row,)) if isinstance(row, int) else [_pair(row, number)] for number, row in enumerate(chosen)
         )
         return Asked(asked for choice in choices for asked in asker.ask(job, choice))
 

@@ -109,6 +109,7 @@ def test_the_label_of_one_row_is_at_hand(folder: Path) -> None:  # noqa: F811
     asked = relabel.ask(JOB, [own])
     assert asked.label == asked[0].rows[0]
     assert asked.grade == asked.label.grade is not None
+    assert relabel.ask(JOB, own).label == asked.label
     several = relabel.ask(JOB, [own, 2])
     assert several.rows == [*several[0].rows, *several[1].rows]
     with pytest.raises(InputError, match="2 rows were asked"):
