@@ -17,7 +17,7 @@ from relabel.jobs.run.canary import load_results
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage, place_of
-from relabel.manifests.labels import ANSWERS, QUARANTINE, table_bytes
+from relabel.manifests.labels import ANSWERS, QUARANTINE, pair_codes, table_bytes
 from relabel.manifests.plan import (
     FileRef,
     MergedFrom,
@@ -39,7 +39,7 @@ from relabel.manifests.query_numbers import Joined
 from relabel.manifests.records import digest_of, fields_of, plain, sealed_json
 from relabel.manifests.reuse import EarlierOutput, open_earlier
 from relabel.manifests.run_folder import RunFolder, build_manifest
-from relabel.manifests.run_labels import conformed, file_schema, joined_form
+from relabel.manifests.run_labels import conformed, file_schema, joined_form, open_run_labels, read_labels
 from relabel.manifests.run_manifest import (
     EngineMix,
     MergedSource,
@@ -48,7 +48,7 @@ from relabel.manifests.run_manifest import (
     load_manifest,
     write_manifest,
 )
-from relabel.manifests.secrets import one_line
+from relabel.manifests.secrets import counted, one_line
 from relabel.manifests.specs import RunSpec
 from relabel.manifests.store import Store, map_concurrent, open_run_store
 
@@ -365,12 +365,14 @@ class MergeResult:
         output: where the merged output lies.
         outputs: that it is made of.
         was_written_now: whether this call wrote its manifest.
+        repeated_labels: see `repeated_labels`.
     """
 
     output: str
     outputs: list[str]
     manifest: RunManifest
     was_written_now: bool
+    repeated_labels: int | None
 
     @property
     def code(self) -> Exit:
@@ -394,6 +396,7 @@ class MergeResult:
             "quarantined": manifest.rows.quarantined,
             "over_limit": manifest.over_limit,
             "mixed": plain(manifest.mixed),
+            "repeated_labels": self.repeated_labels,
             "files": len(manifest.labels) + len(manifest.quarantine),
         }
 
@@ -406,7 +409,30 @@ class MergeResult:
                 f", but {manifest.failed_fraction:.1%} of rows are quarantined, over the limit of "
                 f"{manifest.max_failed_fraction:.1%}; everything is kept"
             )
-        return [one_line(f"{manifest.name}: {state}, {self.output}"), values_table(self.as_json())]
+        lines = [one_line(f"{manifest.name}: {state}, {self.output}"), values_table(self.as_json())]
+        if self.repeated_labels:
+            lines.append(
+                f"{counted(self.repeated_labels, 'label')} of a pair (query_id, doc_id) that an earlier one has: all "
+                "are kept, and `relabel evaluate` judges each."
+            )
+        return lines
+
+
+MOST_COMPARED = 10_000_000
+"""Labels whose pairs are compared: seconds, and a gigabyte."""
+
+
+def repeated_labels(output: str, storage: Storage) -> int | None:
+    """Labels of a merged output whose pair an earlier one has; None where there are too many to compare."""
+    run = open_run_labels(output, storage, allow_partial=True)
+    if run.plan.rows > MOST_COMPARED:
+        return None
+    tables = [read_labels(run.folder, file, ["query_id", "doc_id"]) for file in run.found.labels]
+    if not any(map(len, tables)):
+        return 0
+    rows = pa.concat_tables(tables).combine_chunks()
+    query_ids, doc_ids = (rows[name].chunk(0) for name in ("query_id", "doc_id"))
+    return len(rows) - len(np.unique(pair_codes(query_ids, doc_ids)))
 
 
 def merge_outputs(

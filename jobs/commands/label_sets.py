@@ -479,7 +479,8 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     refused (exit 5) with what differs. The same command again continues where it was stopped, and follows OUTPUTs that
     were retried or redone since.
     """
-    from relabel.jobs.merge import MergeResult, merge_outputs  # with the run loop, which no other command here needs
+    # with the run loop, which no other command here needs
+    from relabel.jobs.merge import MergeResult, merge_outputs, repeated_labels
 
     manifest, was_written_now = merge_outputs(
         outputs,
@@ -488,7 +489,13 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         name=name,
         allow_mixed=allow_mixed,
     )
-    result = MergeResult(output=to, outputs=list(outputs), manifest=manifest, was_written_now=was_written_now)
+    result = MergeResult(
+        output=to,
+        outputs=list(outputs),
+        manifest=manifest,
+        was_written_now=was_written_now,
+        repeated_labels=repeated_labels(to, Storage()),
+    )
     return emit(result, output, result.code)
 
 

@@ -54,6 +54,17 @@ def test_two_days_become_one_output_that_reads_like_any_other(days: Days) -> Non
     assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 10
 
 
+def test_pairs_that_two_outputs_have_are_counted(days: Days) -> None:
+    rows = rows_of(6, 4)
+    days.run("monday", rows[:12])
+    days.run("tuesday", rows[9:])
+    code, result = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))
+    assert (code, result["repeated_labels"]) == (0, 3)
+    days.run("later", rows[12:])
+    code, result = days.call("merge", days.out("monday"), days.out("later"), "--to", days.out("both"))
+    assert (code, result["repeated_labels"]) == (0, 0)
+
+
 def test_a_merged_output_can_be_judged_learned_from_and_reused(days: Days, no_engine: Any) -> None:
     rows = rows_of(6, 4)
     graded = [{**row, "grade": number % 3} for number, row in enumerate(rows)]
