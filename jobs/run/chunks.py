@@ -125,12 +125,26 @@ class ChunkWork:
         groups = ([index for index in group if index in tried] for group in self.apart)
         self.apart = [group for group in groups if group]
 
-    def isolate_queries(self) -> None:
-        """Isolate all rows of the queries of isolated rows: they would be asked the very same."""
-        reasons = {self.pairs[index].query_id: reason for index, reason in self.isolated_rows.items()}
+    def isolate_queries(self, *, has_documents: bool) -> None:
+        """Isolate all rows of the queries of isolated rows: they would be asked the very same. Each row's reason names
+        the others, and what can be done about them.
+
+        Args:
+            has_documents: the ask shows the documents of all rows of a query; else none.
+        """
+        tried = {self.pairs[index].query_id: index for index in self.isolated_rows}
+        indexes_of: dict[str, list[int]] = {query: [] for query in tried}
         for index, pair in enumerate(self.pairs):
-            if pair.query_id in reasons:
-                self.isolated_rows[index] = reasons[pair.query_id]
+            if pair.query_id in tried:
+                indexes_of[pair.query_id].append(index)
+        for query, indexes in indexes_of.items():
+            reason = self.isolated_rows[tried[query]]
+            if len(indexes) > 1:
+                rows = [self.pairs[index].row_id for index in indexes]
+                reason = _reason_of_query(reason, self.pairs[tried[query]].row_id, rows, has_documents=has_documents)
+                logger.warning("rows %s are one ask, and go to quarantine together", _numbered(rows))
+            for index in indexes:
+                self.isolated_rows[index] = reason
 
     def stage_counts(self) -> dict[str, dict[str, int]]:
         """Asks and tokens by stage, stages in order of name."""
@@ -157,6 +171,29 @@ class ChunkWork:
             "cached_tokens": sum(stage.cached_tokens for stage in seen) - failed.cached_tokens,
             "output_tokens": sum(stage.output_tokens for stage in seen) - failed.output_tokens,
         }
+
+
+ROWS_NAMED = 20
+
+
+def _reason_of_query(reason: str, tried: int, rows: Sequence[int], *, has_documents: bool) -> str:
+    """Why rows of one ask are quarantined together.
+
+    Args:
+        reason: why the row is that was tried; `rows` are all of them.
+    """
+    text = f"row {tried}: {reason}. One ask is for rows {_numbered(rows)} of this query, so all of them are here. "
+    if has_documents:
+        text += (
+            "If one of their documents is to blame, `relabel ask JOB --set 'labeler={name: pointwise}' --row N` goes "
+            "down over it alone: write the input without it, and run into another output that reuses this one. "
+        )
+    return f"{text}Once the engine is mended: `relabel retry`"
+
+
+def _numbered(rows: Sequence[int]) -> str:
+    named = ", ".join(map(str, rows[:ROWS_NAMED]))
+    return named if len(rows) <= ROWS_NAMED else f"{named} and {len(rows) - ROWS_NAMED:,} more"
 
 
 def quarantined_text(pair: Pair) -> QuarantineRow | None:

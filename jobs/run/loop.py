@@ -383,7 +383,7 @@ class RunLoop(ChunkLabeler):
             if self._journal is not None:
                 self._journal.begins(work)
                 if self.labeler.reads.whole_query and work.isolated_rows:
-                    work.isolate_queries()
+                    work.isolate_queries(has_documents=self.labeler.reads.siblings)
             if self._answer_journal is not None and work.left:
                 self._answer_journal.begins(work)
             if work.left == 0:  # every row was reused

@@ -4,12 +4,15 @@ several commands at once: no supervisor outlives any of them.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -84,9 +87,42 @@ def test_a_document_that_crashes_the_engine_takes_no_more_than_its_own_query_alo
     job.write_text(job.read_text().replace("name: r3a", "name: review"))
     assert in_process_calls(job, "run") <= 5
     assert set(rows(job, "quarantine")) == set(range(12, 18))
+    for row in rows_in(job, "quarantine"):
+        assert re.match(f"row 1[2-7]: {ALONE}", row["reason"])
+        assert "rows 12, 13, 14, 15, 16, 17 of this query" in row["reason"]
     assert in_process_calls(job, "retry") == 2
     assert in_process_calls(job, "retry", "--set", "engine.args.crash_on=NOTHING") == 1
     assert set(rows(job)) == set(range(36))
+
+
+def test_the_reason_of_a_query_leads_to_labels_of_its_other_rows(tmp_path: Path) -> None:
+    """The document is found by a labeler that asks about one at a time; an input without it takes all other labels
+    over, and asks about the rest of its query alone.
+    """
+    job = write_job(tmp_path, poison=[14])
+    job.write_text(job.read_text().replace("name: r3a", "name: review"))
+    assert in_process_calls(job, "run") <= 5
+    assert "labeler={name: pointwise}" in rows_in(job, "quarantine")[0]["reason"]
+    crashed = []
+    for row in range(12, 18):
+        with pytest.raises(SystemExit) as end:
+            main(["ask", str(job), "--set", "labeler={name: pointwise}", "--row", str(row)])
+        if end.value.code:
+            crashed.append(row)
+    assert crashed == [14]
+    table = pq.read_table(tmp_path / "pairs.parquet")
+    without = table.filter(pc.not_equal(pa.array(range(table.num_rows)), 14))
+    pq.write_table(without, tmp_path / "without.parquet")
+    changes = [
+        f"input.path={tmp_path / 'without.parquet'}",
+        f"output={tmp_path / 'next'}",
+        f"reuse=[{tmp_path / 'out'}]",
+    ]
+    settings = [part for change in changes for part in ("--set", change)]
+    assert in_process_calls(job, "run", *settings) == 1
+    labels = [row for path in (tmp_path / "next/labels").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert len(labels) == 35
+    assert {row["doc_id"] for row in labels if not row["reused"]} == {f"d{row}" for row in (12, 13, 15, 16, 17)}
 
 
 def test_what_is_known_of_a_row_outlives_a_stop_in_order(tmp_path: Path) -> None:
