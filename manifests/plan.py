@@ -359,9 +359,42 @@ def _without_secrets(row: QuarantineRow) -> QuarantineRow:
     return row._replace(reason=redacted(row.reason), tries=tries)
 
 
+NO_CHUNK = -1
+"""Shard of a receipt that is no chunk's."""
+
+
+def note_health_check(store: Store, number: int, work: WorkFacts) -> None:
+    """Keep what asks took that showed whether an engine still works, under `lost/`: no row comes of them.
+
+    Args:
+        number: of the checks of one worker.
+    """
+    receipt = Receipt(
+        fingerprint=work.fingerprint,
+        shard=NO_CHUNK,
+        chunk=number,
+        attempt=1,
+        rows=0,
+        labels=None,
+        quarantine=None,
+        statuses={},
+        stages=work.stages,
+        seconds=round(work.seconds, 3),
+        engine=work.engine,
+        worker=work.worker,
+        epoch=work.epoch,
+        started=work.started,
+        committed=work.committed,
+        write_id=secrets.token_hex(8),
+        execution=work.execution,
+    )
+    _note_loss(store, receipt)
+
+
 def _note_loss(store: Store, receipt: Receipt) -> None:
     """Note the work that came to nothing, for who counts it. A store that is out of order loses that note alone."""
-    name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
+    folder = "health" if receipt.shard == NO_CHUNK else f"shard-{receipt.shard:05d}"
+    name = f"lost/{folder}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
         store.put(name, sealed_json(fields_of(receipt)))
     except (RelabelError, OSError) as exc:

@@ -268,7 +268,9 @@ class RunFolder:
         return map_concurrent(self.store, lambda name: self._receipt(name, etags[name]), names)
 
     def lost_receipts(self) -> Iterator[Receipt]:
-        """Of chunks that were asked, and that another worker had committed by then."""
+        """Of chunks that were asked, and that another worker had committed by then; and of asks about the engine's
+        health, which are no chunk's.
+        """
         return map_concurrent(self.store, lambda name: load_receipt(self.store, name), list(self.store.etags("lost")))
 
     def pending(self, shard: int) -> list[int]:

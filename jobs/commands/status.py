@@ -14,9 +14,9 @@ import pyarrow as pa
 from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import Exit, emit, grid
-from relabel.jobs.run.allowance import charge_of, charge_of_receipts
+from relabel.jobs.run.allowance import charge_of
 from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
-from relabel.jobs.run.progress import WorkerState, left_s, left_text, live_states
+from relabel.jobs.run.progress import WorkerState, asked_for, left_s, left_text, live_states
 from relabel.manifests.budgets import BudgetState, Range
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
@@ -55,7 +55,8 @@ class StatusResult:
     Args:
         over_limit: of quarantined rows; None before there is a manifest.
         stages: of asks, with their tokens.
-        cost: in money, of the tokens of what is committed; None where no price is known.
+        cost: in money, of the tokens of what is committed and of `lost/`; None where no price is known.
+        cost_in_vain: the part of it that is for `lost/`: answers that no label came of.
         stopped: why the last execution ended early; None where it did not.
     """
 
@@ -75,6 +76,7 @@ class StatusResult:
     stages: dict[str, dict[str, int]]
     budget: BudgetState | None
     cost: float | None
+    cost_in_vain: float | None
     cascade: CascadeAudit | None = field(metadata=LEFT_OUT)
     stopped: Stopped | None
     warnings: list[str]
@@ -103,7 +105,10 @@ class StatusResult:
         if self.budget is not None:
             rows.append(("budget", self.budget.text))
         if self.cost is not None and (self.budget is None or self.budget.max_cost is None):
-            rows.append(("cost", f"{self.cost:,.4f} in money for the tokens of what is committed"))
+            whose = "for the tokens of what is committed"
+            if self.cost_in_vain:
+                whose = f"with {self.cost_in_vain:,.4f} for answers that no label came of"
+            rows.append(("cost", f"{self.cost:,.4f} in money {whose}"))
         if self.cascade is not None:
             rows.append(("cascade", self.cascade.text))
         if self.stopped is not None:
@@ -138,6 +143,9 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
     spec = spec or (manifest.spec if manifest else {})
     args = priced_args(spec.get("engine"))
     is_finished = manifest is not None and manifest.receipts_sha256 == snapshot.digest
+    lost = asked_for(folder.lost_receipts())
+    in_vain = (lost["prompt_tokens"], lost["output_tokens"])
+    spent = (tally.tokens[0] + in_vain[0], tally.tokens[1] + in_vain[1])
     return StatusResult(
         name=plan.name,
         output=folder.store.root,
@@ -153,8 +161,9 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
         is_finished=is_finished,
         over_limit=manifest.over_limit if manifest else None,
         stages=tally.stages,
-        budget=_budget_of(folder, spec, args, tally.tokens),
-        cost=None if args is None else price_of(args, *tally.tokens),
+        budget=_budget_of(spec, args, spent),
+        cost=None if args is None else price_of(args, *spent),
+        cost_in_vain=None if args is None else price_of(args, *in_vain),
         cascade=manifest.cascade if manifest and is_finished else audit_of(folder, snapshot.labels),
         stopped=None if is_finished else load_stop(folder.store),
         warnings=load_warnings(folder.store),
@@ -162,13 +171,11 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
     )
 
 
-def _budget_of(
-    folder: RunFolder, spec: Mapping[str, Any], args: EngineArgs | None, tokens: tuple[int, int]
-) -> BudgetState | None:
-    """What is spent of the job's budget: by what is committed, and by what was lost; None without a budget.
+def _budget_of(spec: Mapping[str, Any], args: EngineArgs | None, tokens: tuple[int, int]) -> BudgetState | None:
+    """What is spent of the job's budget; None without one.
 
     Args:
-        tokens: prompt and output tokens of what is committed.
+        tokens: prompt and output tokens of what is committed, and of what was lost.
     """
     try:
         run = validate_spec(RunSpec, spec.get("run") or {}, where="run")
@@ -176,7 +183,7 @@ def _budget_of(
         return None
     if run.max_tokens is None and run.max_cost is None:
         return None
-    spent = charge_of(args, *tokens).plus(charge_of_receipts(args, folder.lost_receipts()))
+    spent = charge_of(args, *tokens)
     return BudgetState(run.max_tokens, run.max_cost, spent.tokens, round(spent.cost, 9))
 
 

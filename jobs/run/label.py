@@ -299,6 +299,7 @@ def _chunk_labeler(runner: ModelRunner, session: Session, facts: EngineFacts) ->
             session.worker,
             attempts=session.opened.folder.attempts,
         ),
+        note_health_check=session.note_health_check,
         answer_cache=session.reuse.answer_cache,
         allowance=session.allowance,
         health=Health(

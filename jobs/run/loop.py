@@ -30,11 +30,11 @@ from relabel.jobs.run.reuse import AnswerCache
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.jobs.run.watchdog import WatchedEngine, ends_hanging
-from relabel.labelers.registry import Labeler
+from relabel.labelers.registry import EXAMPLE, Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError, StoreUnreachableError
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
-from relabel.manifests.plan import ChunkId
+from relabel.manifests.plan import NO_CHUNK, ChunkId
 from relabel.manifests.reuse import answer_of, answer_row
 from relabel.manifests.specs import LabelerOptions
 
@@ -92,6 +92,7 @@ class RunLoop(ChunkLabeler):
         is_late: answers come hours later, so that no request waits too long, and none is waited for at a stop.
         journal: where it is written down which rows the engine may be at.
         answer_journal: where answers are kept until their chunks are committed.
+        note_health_check: counts what was asked, of no chunk, to see whether the engine works.
         answer_cache: answers that rows share, from earlier runs and for later ones.
         allowance: what may still be asked, where there is a budget.
         health: who finds out whether the engine has gone bad; without one each row is believed.
@@ -109,6 +110,7 @@ class RunLoop(ChunkLabeler):
         is_late: bool = False,
         journal: CrashJournal | None = None,
         answer_journal: AnswerJournal | None = None,
+        note_health_check: Callable[[ChunkWork], None] = lambda _: None,
         answer_cache: AnswerCache | None = None,
         allowance: Allowance | None = None,
         health: Health | None = None,
@@ -121,6 +123,7 @@ class RunLoop(ChunkLabeler):
         self._columns = {column.name: column.kind for column in labeler.columns}
         self._journal = journal
         self._answer_journal = answer_journal
+        self._note_health_check = note_health_check
         self._allowance = allowance
         self._health = health
         self._watch = watch
@@ -140,7 +143,7 @@ class RunLoop(ChunkLabeler):
         self._next_check_s = 0.0
         self._held: list[ChunkWork] = []
         self._controls: ChunkWork | None = None
-        self._num_controls = 0
+        self._num_checks = 0
         self._is_at_end = False
         self._control_asks: deque[Request] = deque()
 
@@ -182,6 +185,8 @@ class RunLoop(ChunkLabeler):
                 else:
                     self._keep_answers()
                 finally:
+                    if self._controls is not None:
+                        self._note_health_check(self._controls)
                     self._show_live()
                     self.progress.live.in_flight = 0
         finally:
@@ -288,6 +293,13 @@ class RunLoop(ChunkLabeler):
         """Have the engine answer asks about a made-up pair, alone, before rows are asked apart: a process that ends at
         these was killed, or its engine is itself to blame, and no row of the input.
         """
+        check = self._health_check([EXAMPLE])
+        try:
+            self._answer_made_up(work, check)
+        finally:
+            self._note_health_check(check)
+
+    def _answer_made_up(self, work: ChunkWork, check: ChunkWork) -> None:
         assert self._journal is not None
         began_s = time.perf_counter()
         self._journal.tries(work, [])
@@ -299,9 +311,14 @@ class RunLoop(ChunkLabeler):
             if not self._may_ask(request):
                 return
             self.engine.submit(request)
-            while not any(answer.request_id == request.id for answer in self._poll()):
-                if self.stop.reason is not None:
+            answers = list[Answer]()
+            while not answers:
+                answers = [answer for answer in self._poll() if answer.request_id == request.id]
+                if not answers and self.stop.reason is not None:
                     return
+            answer = _with_possible_counts(answers[0])
+            check.stages[ask.stage].add(answer, is_first=True)
+            self.progress.answered(answer)
             seconds = time.perf_counter() - began_s
             if number == 1:  # with the journal's write, as long as one row takes
                 self._journal.took(work, seconds)
@@ -581,14 +598,10 @@ class RunLoop(ChunkLabeler):
                 self._shared[key].kept_for = work.id
 
     def _count(self, answer: Answer, work: ChunkWork, stage: str, *, is_first: bool) -> None:
-        progress = self.progress
+        work.stages[stage].add(answer, is_first=is_first)
         if work is not self._controls:
-            work.stages[stage].add(answer, is_first=is_first)
-            progress.stages_seen[stage].add(answer, is_first=is_first)
-        progress.requests += 1
-        progress.prompt_tokens += answer.prompt_tokens
-        progress.cached_tokens += answer.cached_tokens
-        progress.output_tokens += answer.output_tokens
+            self.progress.stages_seen[stage].add(answer, is_first=is_first)
+        self.progress.answered(answer)
 
     def _deliver_shared(self, answer: Answer, work: ChunkWork, stage: str, key: bytes, *, is_kept: bool) -> None:
         shared = self._shared[key]
@@ -693,6 +706,7 @@ class RunLoop(ChunkLabeler):
             return
         if controls is not None and controls.left == 0:
             self._controls = None
+            self._note_health_check(controls)
             health.judge(controls, at_end=self._is_at_end)
         health.refuse_hopeless()
         for work in list(self._held):
@@ -713,12 +727,16 @@ class RunLoop(ChunkLabeler):
         if not pairs:
             self._health.settle()
             return
-        self._num_controls += 1
         self._is_at_end = at_end
-        self._controls = ChunkWork(ChunkId(-1, self._num_controls), pairs)
-        self._controls.round = CONTROL_ROUND + self._num_controls
+        self._controls = self._health_check(pairs)
+        self._controls.round = CONTROL_ROUND + self._num_checks
         for index in range(len(pairs)):
             self._walk(self._controls, index)
+
+    def _health_check(self, pairs: list[Pair]) -> ChunkWork:
+        """Work of no chunk."""
+        self._num_checks += 1
+        return ChunkWork(ChunkId(NO_CHUNK, self._num_checks), pairs)
 
     def _commit_held(self, *, at_stop: bool) -> None:
         """Commit chunks that wait for a sign of the engine's health where there will be none and none is needed."""

@@ -176,6 +176,13 @@ class Counts:
     outside: OutsideMass = field(default_factory=OutsideMass)
     kept: Counter[str] = field(default_factory=Counter)
 
+    def answered(self, answer: Answer) -> None:
+        """An answer came."""
+        self.requests += 1
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.output_tokens += answer.output_tokens
+
     def takes_kept(self, answer: Answer) -> None:
         """An answer was there from an earlier execution."""
         self.kept["requests"] += 1

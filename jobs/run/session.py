@@ -39,6 +39,7 @@ from relabel.manifests.plan import (
     WorkFacts,
     chunk_row_ids,
     commit_chunk,
+    note_health_check,
 )
 from relabel.manifests.records import fields_of
 from relabel.manifests.run_labels import file_schema
@@ -328,6 +329,10 @@ class Session:
         self.journal.commits(work)
         self._leave(work.id.shard)
         return receipt is not None
+
+    def note_health_check(self, work: ChunkWork) -> None:
+        """Count what was asked to see whether the engine still works."""
+        note_health_check(self.opened.store, work.id.chunk, self._facts_of(work))
 
     def _finished_rows(self, work: ChunkWork) -> FinishedRows:
         cascade = self.opened.cascade

@@ -105,6 +105,7 @@ def run(
     minds_unreadable: bool = True,
     is_late: bool = False,
     answer_journal: AnswerJournal | None = None,
+    checks: list[ChunkWork] | None = None,
 ) -> tuple[list[ChunkWork], RunLoop, RelabelError | None]:
     """What was committed, the loop, and how it ended."""
     committed: list[ChunkWork] = []
@@ -121,6 +122,7 @@ def run(
         seed=7,
         is_late=is_late,
         answer_journal=answer_journal,
+        note_health_check=(checks if checks is not None else []).append,
         health=Health(made, minds_unreadable=minds_unreadable, is_late=is_late),
     )
     try:
@@ -162,6 +164,28 @@ def test_an_engine_gone_bad_ends_the_run_early_and_all_its_rows_stay_open(
         again.begins(work)
         kept += [answer.text for answer in work.known.values()]
     assert set(kept) <= {"1", "wants shoes"}, "a bad answer would come again"
+
+
+@pytest.mark.parametrize("is_engine", [True, False], ids=["engine", "rows"])
+def test_what_shows_whether_an_engine_works_is_counted_once(is_engine: bool) -> None:
+    """Every answer is a chunk's, or that of rows that were asked again."""
+    given = 0
+
+    def answer(request: Request) -> Answer:
+        nonlocal given
+        given += 1
+        is_bad = given > BEFORE if is_engine else any(row in range(60, 160) for row in numbers(request))
+        return Answer(request.id, "" if is_bad else "1", "stop", prompt_tokens=10, output_tokens=1)
+
+    checks: list[ChunkWork] = []
+    works = chunks_of(*[4] * 100, queries=80)
+    _, loop, error = run(Scripted(answer, CAPACITY, 4), works, checks=checks)
+    assert isinstance(error, UnreadableError) == is_engine
+    assert checks
+    assert all(check.stages["verdict"].answers >= 1 for check in checks)
+    stages = [stage for work in (*works, *checks) for stage in work.stages.values()]
+    assert sum(stage.answers for stage in stages) == loop.progress.requests
+    assert sum(stage.prompt_tokens for stage in stages) == loop.progress.prompt_tokens
 
 
 def journal_in(folder: Path) -> AnswerJournal:

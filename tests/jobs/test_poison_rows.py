@@ -3,6 +3,7 @@ several commands at once: no supervisor outlives any of them.
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -74,6 +75,9 @@ def test_a_retry_asks_an_isolated_row_alone_and_labels_it_once_it_is_answered(tm
     """One crash sends it back into quarantine; an engine that can do it labels it."""
     job = write_job(tmp_path, poison=[13])
     assert in_process_calls(job, "run") <= 5
+    made_up = [json.loads(path.read_bytes()) for path in (tmp_path / "out/lost/health").iterdir()]
+    assert sum(stage["asks"] for receipt in made_up for stage in receipt["stages"].values()) > 0, "they are paid for"
+    assert verified(job)
     assert in_process_calls(job, "retry") == 2
     assert set(rows(job, "quarantine")) == {13}
     assert in_process_calls(job, "retry", "--set", "engine.args.crash_on=NOTHING") == 1
