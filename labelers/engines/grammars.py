@@ -195,6 +195,10 @@ def _literal(text: str) -> str:
 
 LEXER_FUEL = 20_000_000
 """llguidance's own limit of a million refuses quotations from documents above some 60,000 characters."""
+QUOTING_KEPT = 4
+"""Grammars that quote a document are kept for the row's other samples, which are asked right after it: each takes
+milliseconds to compile, and about a megabyte for 2,600 characters.
+"""
 
 
 logger = logging.getLogger(__name__)
@@ -217,10 +221,11 @@ class GrammarCompiler:
         self._silent_ids = self.eos_ids | special_ids(tokenizer)
         self.token_bytes = functools.cache(self._token_bytes)
         """The bytes of a token in an answer: none for control tokens and those that end it."""
-        # formats are a handful; constrained ones come once a document and are not kept
+        # formats are a handful
         self._compiled = functools.lru_cache(maxsize=64)(
             lambda format, prefill: self._compile(render_grammar(format, prefill=prefill))
         )
+        self._compiled_quoting = functools.lru_cache(maxsize=QUOTING_KEPT)(self._compile)
 
     @property
     def vocab_size(self) -> int:
@@ -243,7 +248,8 @@ class GrammarCompiler:
         """
         if fragment_source is not None and is_quoting(answer_format):
             try:
-                return self._compile(render_grammar(answer_format, prefill=prefill, fragment_source=fragment_source))
+                grammar = render_grammar(answer_format, prefill=prefill, fragment_source=fragment_source)
+                return self._compiled_quoting(grammar).deep_copy()
             except ModelError as exc:
                 logger.warning(
                     "a document of %d characters can't bind its quotation, which stays free: %s",

@@ -434,7 +434,18 @@ def test_a_long_document_binds_its_quotation_and_one_too_long_leaves_it_free(com
 
     form = AnswerFormat((Fragment("extract", 40, True),))
     document = " ".join(str(number * 7919 % 100_003) for number in range(17_000))
+    with monkeypatch.context() as less:
+        less.setattr(grammars, "LEXER_FUEL", 1_000_000)
+        assert accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
+        assert "stays free" in caplog.text
     assert not accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
-    monkeypatch.setattr(grammars, "LEXER_FUEL", 1_000_000)
-    assert accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
-    assert "stays free" in caplog.text
+
+
+def test_a_document_that_is_quoted_again_begins_at_the_start_and_binds_to_itself_alone(compiler, tokenizer):
+    form = AnswerFormat((Fragment("extract", 40, True),))
+    ids = tokenizer.encode("<extract>one two", add_special_tokens=False)
+    first = compiler.matcher(form, fragment_source="one two three")
+    assert first.consume_tokens(ids)
+    assert compiler.matcher(form, fragment_source="one two three").consume_tokens(ids)
+    other = compiler.matcher(form, fragment_source="one three")
+    assert other.try_consume_tokens(ids) < len(ids)
