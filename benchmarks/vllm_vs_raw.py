@@ -49,7 +49,7 @@ class Recorder:
         return grammar_id
 
     def _add(self, name: str, prompt: Any, params: Any, **more: Any) -> Any:
-        grammar_id = params.structured_outputs.grammar if params.structured_outputs is not None else None
+        grammar_id = params.structured_outputs.json if params.structured_outputs is not None else None
         self.requests.append(
             {
                 "prompt": prompt,
@@ -82,7 +82,7 @@ def run_raw(engine: Any, requests: list[dict[str, Any]], slots: int) -> tuple[fl
     for request in requests:  # before the clock would be fairer still to vLLM, but a matcher serves once
         params = request["params"].clone()
         if request["matcher"] is not None:
-            params.structured_outputs = StructuredOutputsParams(grammar=grammars.leave(request["matcher"].deep_copy()))
+            params.structured_outputs = StructuredOutputsParams(json=grammars.leave(request["matcher"].deep_copy()))
         ready.append((copy.copy(request["prompt"]), params, request["more"]))
     clock = time.perf_counter(), time.process_time()
     given = done = 0

@@ -572,7 +572,7 @@ class Batch:
         prefix = self._share(leader) if self._shares_prefixes else NO_PREFIX
         shared = len(prefix.ids)
         wanted = len(leader.prompt)
-        fitting = [sequence for sequence in self._waiting if prefix.begins(sequence.prompt)]
+        fitting = [sequence for sequence in self._waiting if prefix.begins(sequence.prompt_array())]
         fitting.sort(key=lambda sequence: (sequence is not leader, abs(len(sequence.prompt) - wanted)))
         group = self._take(fitting, shared)
         # few short sequences, while more could soon go with them, are not worth an interruption
@@ -608,17 +608,17 @@ class Batch:
 
     def _share(self, leader: TokenSequence) -> Prefix:
         """The longest prefix that the leader can begin with, after running those that are worth it."""
-        prefix = self._prefixes.longest(leader.prompt)
-        others = [other.prompt for other in self._waiting if other is not leader]
+        prefix = self._prefixes.longest(leader.prompt_array())
+        others = [other.prompt_array() for other in self._waiting if other is not leader]
         while True:
             known = len(prefix.ids)
-            length = shared_length(leader.prompt, others, known)
+            length = shared_length(leader.prompt_array(), others, known)
             if length == known:
                 return prefix
             leader.num_paid += length - known
             row = self._reserve([leader], prefix)
-            self._forward.prefill([leader.prompt[known:length].tolist()], first_row=row, prefix=known)
-            prefix = Prefix(leader.prompt[:length].copy(), self._forward.cache.snapshot(row, length))
+            self._forward.prefill([leader.prompt[known:length]], first_row=row, prefix=known)
+            prefix = Prefix(leader.prompt_array()[:length].copy(), self._forward.cache.snapshot(row, length))
             self._prefixes.keep(prefix)
 
     def _reserve(self, group: Sequence[TokenSequence], prefix: Prefix) -> int:
@@ -643,7 +643,7 @@ class Batch:
         for sequence in group:
             sequence.cached = shared - sequence.num_paid
         logits_BV = self._forward.prefill(
-            [sequence.prompt[shared:].tolist() for sequence in group], first_row=first, prefix=shared
+            [sequence.prompt[shared:] for sequence in group], first_row=first, prefix=shared
         )
         self._active += group
         self._advance(group, logits_BV)

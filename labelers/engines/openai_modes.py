@@ -414,7 +414,7 @@ class TokensMode(_Mode):
             counted = text
         for decision, end in sequence.missing():
             probe = sequence.probe_for(decision, end, self.encoder.encode_text)
-            body = self._decision_body(probe.prompt.tolist(), decision.label_ids)
+            body = self._decision_body(probe.prompt, decision.label_ids)
             reply = await self._client.post(self.path, body, read_completion)
             if isinstance(reply, Failure):
                 if not sequence.max_new:
@@ -451,9 +451,7 @@ class TokensMode(_Mode):
             more["structured_outputs"] = {"grammar": sequence.matcher}
         elif sequence.closing:
             more |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
-        return self._request_body(
-            sequence.request, {"prompt": sequence.prompt.tolist()}, {"max_tokens": sequence.max_new}, more
-        )
+        return self._request_body(sequence.request, {"prompt": sequence.prompt}, {"max_tokens": sequence.max_new}, more)
 
     def _one_token(self, prompt: Any) -> dict[str, Any]:
         # temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server gives

@@ -734,7 +734,7 @@ class TokenSequence:
     """
 
     request: Request
-    prompt: NDArray[np.int64]
+    prompt: list[int]
     max_new: int
     places: Sequence[DecisionPlace] = ()
     prefill: bytes = b""
@@ -758,10 +758,17 @@ class TokenSequence:
     """By decision: where in `written` its marker ended, and the distribution there."""
     open_probes: int = 0
     rng: random.Random = field(init=False)
+    _array: NDArray[np.int64] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.written += self.prefill
         self.rng = random.Random(self.request.seed)
+
+    def prompt_array(self) -> NDArray[np.int64]:
+        """The prompt as an array, made when it is first wanted: vLLM wants none."""
+        if self._array is None:
+            self._array = np.array(self.prompt, dtype=np.int64)
+        return self._array
 
     @property
     def length(self) -> int:
@@ -824,7 +831,7 @@ class TokenSequence:
         rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
         return TokenSequence(
             self.request,
-            np.concatenate([prompt, np.array([*self.tokens[:whole], *rest], dtype=np.int64)]),
+            [*prompt, *self.tokens[:whole], *rest],
             0,
             (place,),
             prefill=place.marker,
@@ -995,7 +1002,7 @@ def _sequence(
         closing = closing_of(ask.format.sections[-1])
     return TokenSequence(
         request,
-        np.array(prompt.ids, dtype=np.int64),
+        prompt.ids,
         ask.max_tokens,
         places.of(ask),
         prefill=prompt.begins.encode(),

@@ -43,8 +43,10 @@ class GrammarRegistry(StructuredOutputBackend):  # type: ignore[misc]
         """One insertion or removal of a dict is atomic."""
 
     def leave(self, matcher: Any) -> str:
-        """Leave a matcher, and return its grammar id: itself a grammar, which passes vLLM's check in no time."""
-        grammar_id = f'start: "{next(self._numbers)}"'
+        """Leave a matcher, and return its grammar id: a JSON schema, which vLLM checks in 0.02 ms where a grammar of
+        one word takes it 0.5 ms, each time, between two steps.
+        """
+        grammar_id = f'{{"const": {next(self._numbers)}}}'
         self.held[grammar_id] = matcher
         return grammar_id
 
@@ -163,7 +165,7 @@ class StepLoop:
         try:
             self._engine.add_request(
                 name,
-                tokens_input(sequence.prompt.tolist()),
+                tokens_input(sequence.prompt),
                 self._params(sequence, grammar_id),
                 lora_request=self._lora,
             )
@@ -193,7 +195,7 @@ class StepLoop:
             stop_token_ids=sorted(self._compiler.eos_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
-            structured_outputs=None if is_free else StructuredOutputsParams(grammar=grammar_id),
+            structured_outputs=None if is_free else StructuredOutputsParams(json=grammar_id),
             logprob_token_ids=_label_ids(sequence.places) if takes_logprobs else None,
             skip_clone=True,  # nobody else has them, and a copy takes vLLM longer than all that we do for a request
         )

@@ -71,7 +71,7 @@ def assert_own_softmax(folder: Path, rows: list[TokenSequence], encode: Any, nam
         rest = encode(bytes(row.written)[reached:end].decode()) if reached < end else []
         straddled += bool(rest)
         with torch.no_grad():
-            logits = model(torch.tensor([[*row.prompt.tolist(), *whole, *rest]])).logits[0, -1].double()
+            logits = model(torch.tensor([[*row.prompt, *whole, *rest]])).logits[0, -1].double()
         own = torch.softmax(logits, -1)[list(place.label_ids)]
         got = row.answer().distributions[name]
         assert got.probs == pytest.approx((own / own.sum()).tolist(), abs=1e-4)
@@ -232,7 +232,7 @@ def test_only_the_document_is_cut_and_a_quotation_comes_from_what_is_left(start,
     assert all(answer.flags == ("document_truncated",) and answer.finish == "stop" for answer in answers)
     assert all(answer.prompt_tokens <= 260 for answer in answers)
     assert not any("U" in answer.text for answer in answers)
-    shown = engine._encoder.decode(finished[0].prompt.tolist())
+    shown = engine._encoder.decode(finished[0].prompt)
     assert "Query: red shoes" in shown
     assert "Grade it." in shown
 

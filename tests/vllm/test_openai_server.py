@@ -137,7 +137,7 @@ def assert_own_softmax(rows: list[TokenSequence], engine: Any, softmax: Callable
     for row in rows:
         (place,) = row.places
         end = row.written.find(place.marker) + len(place.marker)
-        masses = softmax(row.probe_for(place, end, encode).prompt.tolist())[list(place.label_ids)]
+        masses = softmax(row.probe_for(place, end, encode).prompt)[list(place.label_ids)]
         found = row.found["score"][1]
         worst = max(
             worst, *np.abs(np.array(found.probs) - masses / masses.sum()), abs(found.outside_mass - 1.0 + masses.sum())

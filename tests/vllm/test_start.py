@@ -115,7 +115,7 @@ def _own(model: Any, row: Any) -> list[float]:
     end = bytes(row.written).index(place.marker) + len(place.marker)
     before = [token for token, token_end in zip(row.tokens, row.ends, strict=True) if token_end <= end]
     with torch.no_grad():
-        logits = model(torch.tensor([[*row.prompt.tolist(), *before]])).logits[0, -1].double()
+        logits = model(torch.tensor([[*row.prompt, *before]])).logits[0, -1].double()
     return torch.softmax(logits[list(place.label_ids)], -1).tolist()  # type: ignore[no-any-return]
 
 
@@ -134,7 +134,7 @@ def test_the_chat_template_is_given_whether_to_think(tmp_path, running, finished
         engine = Vllm(spec)
         try:
             run_all(engine, [Request(1, ask_for("q", "d"), 0)])
-            ends[thinks] = engine._encoder.decode(finished[-1].prompt.tolist())
+            ends[thinks] = engine._encoder.decode(finished[-1].prompt)
         finally:
             engine.close()
     assert ends[True].endswith("<|im_start|>assistant\n")

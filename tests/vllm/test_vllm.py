@@ -67,7 +67,7 @@ def test_answers_go_on_in_a_thought_that_the_chat_template_opens_and_decisions_a
     assert all(answer.text.startswith("<think>\n") and answer.text.count("<think>") == 1 for answer in written)
     assert all(Reader(QUOTE_SCORE).read(answer) and "score" in answer.distributions for answer in written)
     assert {answer.text for answer in alone} == {""}
-    ends = {engine._encoder.decode(row.prompt.tolist()).rpartition("assistant\n")[2] for row in finished}
+    ends = {engine._encoder.decode(row.prompt).rpartition("assistant\n")[2] for row in finished}
     assert ends == {"<think>\n", "<think>\n\n</think>\n\n<score>"}
     assert_own_softmax(model_dir(), list(finished), engine._encoder.encode_text)
 
@@ -121,8 +121,8 @@ def test_hostile_documents_reach_the_model_as_text(start, finished):
     )
     assert all(answer.finish == "stop" and "score" in answer.distributions for answer in answers)
     for row in finished:
-        assert engine._encoder.count_control(row.prompt.tolist()) == 5
-        assert hostile[row.request.id] in engine._encoder.decode(row.prompt.tolist())
+        assert engine._encoder.count_control(row.prompt) == 5
+        assert hostile[row.request.id] in engine._encoder.decode(row.prompt)
 
 
 def test_what_prompts_share_comes_from_the_prefix_cache(start):
