@@ -26,7 +26,7 @@ from relabel.jobs.compare import CompareOptions, compare_runs, comparison_sectio
 from relabel.jobs.convert import LABELS, WRITABLE, ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
-from relabel.jobs.output import Exit, Summary, emit
+from relabel.jobs.output import Exit, TextResult, emit, values_table
 from relabel.jobs.run.progress import check_metrics_file
 from relabel.jobs.sections import JudgedLabels
 from relabel.jobs.tables import check_free, written
@@ -36,6 +36,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS
 from relabel.manifests.gold import parse_map
 from relabel.manifests.metrics.evaluation import parse_flag
+from relabel.manifests.secrets import one_line
 
 
 @click.command(
@@ -368,21 +369,15 @@ def report(
     data = built.html.encode("utf-8", "replace")
     with written(to, storage) as file:
         file.write_bytes(data)
-    return emit(
-        Summary(
-            f"The report is in {to}",
-            {
-                "report": to,
-                "verdicts": built.verdicts,
-                "bytes": len(data),
-                "sections": built.sections,
-                "rows": built.rows,
-                "rows_shown": built.rows_shown,
-                "exit_code": int(Exit.DONE),
-            },
-        ),
-        output,
-    )
+    facts = {
+        "bytes": len(data),
+        "sections": built.sections,
+        "rows": built.rows,
+        "rows_shown": built.rows_shown,
+    }
+    shown = [one_line(text) for text in (f"The report is in {to}", *(f"  {verdict}" for verdict in built.verdicts))]
+    values = {"report": to, "verdicts": built.verdicts, **facts, "exit_code": int(Exit.DONE)}
+    return emit(TextResult("\n".join([*shown, values_table(facts)]), values), output)
 
 
 @click.command(epilog="Example: relabel combine out/llama out/qwen gpt.parquet --to combined.parquet --by dawid-skene")

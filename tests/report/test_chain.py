@@ -20,6 +20,7 @@ from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import digest_of, sha256_file, unsealed
 from tests.bench.made_up import bench_facts, latency_row, model_facts
+from tests.docs.worlds import call
 from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, table_of, tables_of, write_table
 
 FILES = {"student.json": "ab" * 32, "model.safetensors": "cd" * 32}
@@ -300,6 +301,15 @@ def test_a_page_says_first_that_answers_are_made_up(tmp_path: Path) -> None:
     assert built.verdicts == [
         "The answers of forged are made up (engine fake), so that no figure of it means anything."
     ]
+
+
+def test_the_command_prints_a_verdict_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = write_table(tmp_path / "pairs.parquet", plain_pairs(2, 4))
+    names = ("one", "two")
+    runs = [forge_run(tmp_path / name, pairs, lambda _: Judgment(1), name=name, family="fake") for name in names]
+    assert call("report", *map(str, runs), "--to", str(tmp_path / "page.html")) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" are ")[0] for line in said[1:3]] == ["  The answers of one", "  The answers of two"]
 
 
 def html_of_section(page: str, name: str) -> str:
