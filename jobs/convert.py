@@ -543,7 +543,13 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
     check_free(target, inputs, storage, force=options.force)
     card_place = card_of(target)
     if options.card:
-        check_free(card_place, inputs, storage, force=options.force)
+        try:
+            check_free(card_place, inputs, storage, force=options.force)
+        except UsageError as exc:
+            raise UsageError(
+                f"--card writes {CARD_NAME} next to the target, and can't: {exc} Or put the target into a "
+                "folder of its own."
+            ) from exc
     polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
         opened = open_source(
@@ -579,6 +585,8 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
                 file.write_text(card, encoding="utf-8")
         texts.report()
         notes = list(opened.run.notes) if opened.run else []
+        if options.card:
+            notes.append(f"the card is in {card_place}")
         if FROM_GOLD in opened.names and to.columns:
             notes.append(
                 f"{source} says which of its labels are gold's (`{FROM_GOLD}`), and {target} can't: do not judge it by "

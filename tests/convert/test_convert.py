@@ -677,7 +677,8 @@ def test_a_card_says_what_the_data_are_and_what_made_them_and_datasets_reads_the
     from huggingface_hub import DatasetCard
 
     run()
-    convert("out/ecom", "data/labels.parquet", "--texts", "--card")
+    made = relabel("convert", "out/ecom", "data/labels.parquet", "--texts", "--card")
+    assert "the card is in data/README.md" in made.err
     card = DatasetCard.load("data/README.md")
     assert card.data.to_dict()["configs"] == [{"config_name": "default", "data_files": "labels.parquet"}]
     loaded = load_dataset("data", cache_dir=str(folder / "cache"))["train"]
@@ -689,7 +690,7 @@ def test_a_card_says_what_the_data_are_and_what_made_them_and_datasets_reads_the
     assert f"labeler `{plan['parts']['labeler']['name']}`" in card.text
     assert "answers are made up" in card.text, "a note of the engine's"
     line = ("convert", "out/ecom", "data/more.jsonl", "--card")
-    relabel(*line).refused(2, "data/README.md: is there already", "--force")
+    relabel(*line).refused(2, "--card writes README.md", "data/README.md: is there already", "--force", "of its own")
     assert not Path("data/more.jsonl").exists()
     relabel("convert", "out/ecom", "ecom.qrels", "--card").refused(2, "--card", "qrels")
     relabel("convert", "data/labels.parquet", "x.jsonl", "--card").refused(2, "--card", "output folder")
