@@ -36,16 +36,29 @@ Orders:
 
 Then the error that is left in what the labels are for: the differences in nDCG@10 of all pairs of 22 lexical rankings,
 by the judge against gold, mean absolute error, with gold in place of the judge's label for the first 5 % of each order;
-as a part of the error with none replaced. Intervals of `relabel systems` are not shown: its estimator takes whole
-queries that humans judged, drawn at random, and no order of pairs gives it these.
+as a part of the error with none replaced.
+
+Then (`--intervals`) by how much the interval of such a difference shrinks per judged pair:
+
+- No order of pairs has an interval that could be computed without knowing gold. What is shown for each is the
+  half-width that would hold 95 % of the 231 differences: the 95 % quantile of their absolute errors, with gold for the
+  first 5, 10, 20 and 40 % of the pairs; of a random order the mean over 5 draws.
+- Two further rows take whole queries, drawn at random (50 draws), all of whose pairs are judged: *mixed* puts gold in
+  place of their labels and is measured in the same way; *systems* is the half-width that `relabel systems` states for
+  the mean over all queries, by its own estimator, which wants 5 such queries, with its share of intervals that hold the
+  truth.
+- Each figure is a part of the half-width with no pair judged, so that 1 is no gain; what a judged pair is worth is
+  1 less that, by the share of pairs. An order is worth its name if its mean over the cases is below that of the random
+  order at 10 %, and in no case above it by more than a tenth.
 
 Run in a clone with RELABEL_DATA, the folder of `llm_labels`, `prompt_sensitivity`, `crowdflower_ecom` and `trec_*`:
 
-    RELABEL_DATA=../data python -m benchmarks.review_order
+    RELABEL_DATA=../data python -m benchmarks.review_order [--intervals]
 """
 
 # Letters: N pairs, Q queries, K grades (4), S systems, F features, R resamples.
 
+import argparse
 import itertools
 import os
 import time
@@ -57,6 +70,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.systems_coverage import BM25, figures_of, lexical_scores
+from relabel.manifests.metrics.prediction_powered import FEWEST_FOR_DIFFERENCES, FEWEST_TO_FIT, powered_mean
 from relabel.manifests.metrics.top import NDCG
 
 KEYS = ["query_id", "doc_id"]
@@ -69,6 +83,9 @@ RESAMPLES = 500
 FOLDS = 5
 SEED = 7
 RANDOM_DRAWS = 10
+SHARES = (0.05, 0.1, 0.2, 0.4)
+PAIR_DRAWS = 5
+QUERY_DRAWS = 50
 PUBLISHED = {
     "umbrela_zeroshot_gpt-4": "umbrela_zeroshot_bing_Llama-3-8B-Instruct",
     "umbrela_zeroshot_bing_DSV3": "umbrela_zeroshot_bing_Llama-3-8B-Instruct",
@@ -365,6 +382,102 @@ def random_error_left(case: Case, truth: np.ndarray, before: float) -> float:
 
 
 # ------------------------------------------------------------------------------
+# How far an interval shrinks.
+
+
+def half_width(case: Case, order_N: np.ndarray, share: float, truth: np.ndarray) -> float:
+    """What holds 95 % of the errors of differences, with gold for the first pairs of an order."""
+    first = order_N[: round(share * len(order_N))]
+    grade_N = case.label.copy()
+    grade_N[first] = case.pool.gold[first]
+    return float(np.quantile(np.abs(differences(case.pool, grade_N) - truth), 0.95))
+
+
+@dataclass
+class Stated:
+    """Of whole random queries: the half-width of `relabel systems`, that of their gold mixed with the judge's labels,
+    and the share of the first's intervals that hold the truth; NaN where they are too few.
+    """
+
+    systems: float
+    mixed: float
+    covered: float
+
+
+def stated(case: Case, share: float) -> Stated:
+    """With so large a share of the queries judged."""
+    human_SQ = figures_of(case.pool.query, case.pool.doc, case.pool.scores, case.pool.gold)[NDCG]
+    judge_SQ = figures_of(case.pool.query, case.pool.doc, case.pool.scores, case.label)[NDCG]
+    num_queries = human_SQ.shape[1]
+    num_gold = round(share * num_queries)
+    if num_gold < FEWEST_FOR_DIFFERENCES:
+        return Stated(np.nan, np.nan, np.nan)
+    chooser = np.random.default_rng(SEED)
+    order_RQ = np.array([chooser.permutation(num_queries) for _ in range(QUERY_DRAWS)])
+    widths, errors, covered = [], [], []
+    for one, other in itertools.combinations(range(len(human_SQ)), 2):
+        human_Q = np.nan_to_num(human_SQ[other] - human_SQ[one])
+        judge_Q = np.nan_to_num(judge_SQ[other] - judge_SQ[one])
+        human_RQ, judge_RQ = human_Q[order_RQ], judge_Q[order_RQ]
+        found = powered_mean(
+            human_RQ[:, :num_gold],
+            judge_RQ[:, :num_gold],
+            judge_RQ[:, num_gold:],
+            is_fitted=num_gold >= FEWEST_TO_FIT,
+        )
+        truth = human_Q.mean()
+        widths.append(((found.high - found.low) / 2).mean())
+        covered.append(((found.low <= truth + 1e-12) & (truth - 1e-12 <= found.high)).mean())
+        mixed_R = (human_RQ[:, :num_gold].sum(1) + judge_RQ[:, num_gold:].sum(1)) / num_queries
+        errors.append(np.abs(mixed_R - truth))
+    return Stated(float(np.mean(widths)), float(np.quantile(errors, 0.95)), float(np.mean(covered)))
+
+
+def shrinkage(case: Case) -> dict[str, list[float]]:
+    """By order, the half-width at each of `SHARES` as a part of that with no pair judged; of `covered`, the share."""
+    truth = differences(case.pool, case.pool.gold)
+    nothing = np.arange(0)
+    before = half_width(case, nothing, 0.0, truth)
+    chooser = np.random.default_rng(SEED)
+    draws = [chooser.permutation(len(case.label)) for _ in range(PAIR_DRAWS)]
+    found = {
+        "random": [float(np.mean([half_width(case, draw, share, truth) for draw in draws])) for share in SHARES],
+    }
+    for name, value_N in case.orders.items():
+        order_N = ordered(value_N)
+        found[name] = [half_width(case, order_N, share, truth) for share in SHARES]
+    whole = [stated(case, share) for share in SHARES]
+    found["whole queries, mixed"] = [one.mixed for one in whole]
+    found["whole queries, systems"] = [one.systems for one in whole]
+    parts = {name: [width / before for width in widths] for name, widths in found.items()}
+    return parts | {"covered": [one.covered for one in whole]}
+
+
+def print_intervals(cases: list[Case]) -> None:
+    """Each order over all cases."""
+    by_case = {case.name: shrinkage(case) for case in cases}
+    head = " | ".join(f"{share:.0%} of the pairs" for share in SHARES)
+    print(f"\n| order | cases | {head} | least and most at 10 % | worth its name |")
+    print(f"|{'---|' * (len(SHARES) + 4)}")
+    at = SHARES.index(0.1)
+    for name in dict.fromkeys(name for parts in by_case.values() for name in parts):
+        held = {case: parts[name] for case, parts in by_case.items() if name in parts}
+        widths = np.array(list(held.values()))
+        is_there = ~np.isnan(widths)
+        means = [f"{widths[there, place].mean():.2f}" if there.any() else "–" for place, there in enumerate(is_there.T)]
+        random = np.array([by_case[case]["random"][at] for case in held])
+        tenth = widths[:, at]
+        ends = "–"
+        verdict = ""
+        if is_there[:, at].any():
+            ends = f"{np.nanmin(tenth):.2f} to {np.nanmax(tenth):.2f}"
+        if name not in ("random", "covered") and is_there[:, at].all():
+            is_better = tenth.mean() < random.mean() and bool((tenth <= 1.1 * random).all())
+            verdict = "yes" if is_better else "no"
+        print(f"| {name} | {len(held)} | {' | '.join(means)} | {ends} | {verdict} |")
+
+
+# ------------------------------------------------------------------------------
 # Tables.
 
 
@@ -418,11 +531,17 @@ def print_verdict(found: list[dict[str, Lift]]) -> None:
 
 
 def main() -> None:
-    """Print all tables."""
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--intervals", action="store_true", help="How far intervals shrink.")
+    options = parser.parse_args()
     started = time.perf_counter()
     folder = Path(os.environ.get("RELABEL_DATA", "../data"))
     cases = itertools.chain(published_cases(folder), prompted_cases(folder), [crowdflower_case(folder)])
-    print_verdict([print_case(case) for case in cases])
+    if options.intervals:
+        print_intervals(list(cases))
+    else:
+        print_verdict([print_case(case) for case in cases])
     print(f"\n{time.perf_counter() - started:.0f} s")
 
 
