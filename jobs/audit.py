@@ -23,7 +23,16 @@ from relabel.jobs.labeling import RunOptions, run_job
 from relabel.jobs.output import Exit
 from relabel.jobs.probes import AGAIN, Direction, Judge, Probe, judge_of, probes_of
 from relabel.jobs.run.report import RunReport
-from relabel.jobs.sections import Block, Cell, Paragraph, Table, as_text, closing_blocks
+from relabel.jobs.sections import (
+    Block,
+    Cell,
+    Paragraph,
+    Table,
+    as_text,
+    closing_blocks,
+    interval_text,
+    signed,
+)
 from relabel.jobs.tables import written
 from relabel.manifests.errors import ConfigError, GateError, InputError, StaleRunError
 from relabel.manifests.files import Storage
@@ -78,6 +87,7 @@ class AuditOptions:
         rows: pairs that are changed.
         gates: on the shares of pairs whose grade moves the wrong way, by probe.
         probes: names of those to try; empty for all.
+        own: a probe to try in place of all others but the noise.
         seed: of the choice of pairs, and of resamples.
     """
 
@@ -85,6 +95,7 @@ class AuditOptions:
     rows: int = 300
     gates: Sequence[Gate] = ()
     probes: Sequence[str] = ()
+    own: Probe | None = None
     seed: int = 7
 
 
@@ -228,7 +239,11 @@ def chosen_probes(job: Job, options: AuditOptions) -> list[Probe]:
     for name in options.probes:
         if name not in fitting:
             raise ConfigError(f"no probe `{name}` for {job.spec.labeler.name}: known are {', '.join(fitting)}.")
-    tried = [probe for name, probe in fitting.items() if not options.probes or name in options.probes or probe.is_noise]
+    if options.own is not None:
+        tried = [options.own, *(probe for probe in fitting.values() if probe.is_noise)]
+    else:
+        is_all = not options.probes
+        tried = [probe for name, probe in fitting.items() if is_all or name in options.probes or probe.is_noise]
     nothing = {probe.name: 0.0 for probe in tried}
     for gate in options.gates:
         judge_gate(gate, nothing, None)
@@ -610,6 +625,20 @@ NOT = {"up": "rise", "down": "fall", "either": "move"}
 
 def audit_blocks(result: AuditResult) -> list[Block]:
     """Figures, the worst examples, and the gates."""
+    by = f"moved so: by {result.step:.3g} or more, a tenth of the scale"
+    blocks: list[Block] = [
+        Paragraph(f"{result.judge}: {result.rows:,} pairs of {result.queries:,} queries, {by}"),
+        moves_table(result, "how the grade moves"),
+    ]
+    furthest = furthest_table(result)
+    if furthest.rows:
+        blocks.append(furthest)
+    notes = [f"{probe.probe}: {probe.about}" for probe in result.probes]
+    return [*blocks, *closing_blocks(notes, result.gates)]
+
+
+def moves_table(result: AuditResult, caption: str) -> Table:
+    """A row for each probe."""
     head = (
         "probe",
         "must not",
@@ -622,44 +651,42 @@ def audit_blocks(result: AuditResult) -> list[Block]:
         "unreadable",
     )
     rows: list[list[Cell]] = []
-    examples: list[list[Cell]] = []
     for probe in result.probes:
         name = f"{probe.probe} (noise)" if probe.is_noise else probe.probe
         moves: list[Cell] = [signed(probe.moves.value), interval_text(probe.moves)]
         moved: list[Cell] = [probe.moved.value, interval_text(probe.moved)]
         rows.append([name, NOT[probe.direction], *moves, *moved, probe.again, probe.rows, probe.unreadable])
+    return Table(caption, head, rows)
+
+
+def furthest_table(result: AuditResult) -> Table:
+    """The worst examples of each probe."""
+    rows: list[list[Cell]] = []
+    for probe in result.probes:
         for example in probe.worst:
-            ends: list[Cell] = [
-                f"{example.before:.2f} → {example.after:.2f}",
-                example.row_id,
-                example.query,
-                example.document,
-            ]
-            examples.append([probe.probe, *ends])
-    by = f"moved so: by {result.step:.3g} or more, a tenth of the scale"
-    blocks: list[Block] = [
-        Paragraph(f"{result.judge}: {result.rows:,} pairs of {result.queries:,} queries, {by}"),
-        Table("how the grade moves", head, rows),
-    ]
-    if examples:
-        blocks.append(Table("the furthest", ("probe", "grade", "row", "query", "document begins"), examples))
-    notes = [f"{probe.probe}: {probe.about}" for probe in result.probes]
-    return [*blocks, *closing_blocks(notes, result.gates)]
+            ends = f"{example.before:.2f} → {example.after:.2f}"
+            rows.append([probe.probe, ends, example.row_id, example.query, example.document])
+    return Table("the furthest", ("probe", "grade", "row", "query", "document begins"), rows)
 
 
-def signed(value: float | None) -> str | None:
-    """A difference with its sign."""
-    return None if value is None else f"{value:+.3f}"
-
-
-def interval_text(figure: Difference) -> str:
-    """Its bounds; nothing where there are none."""
-    return "" if figure.low is None or figure.high is None else f"{figure.low:.3f} to {figure.high:.3f}"
-
-
-def audit_folder(output: Path) -> Path:
+def audit_folder(output: Path, name: str = "audit") -> Path:
     """Where an audit lies by default: `measurements/NAME/audit`, next to what was audited."""
-    return measurements_folder(output) / "audit"
+    return measurements_folder(output) / name
+
+
+def read_audit(path: Path) -> AuditResult:
+    """An `audit.json`.
+
+    Raises:
+        ManifestError: it is damaged, or another relabel wrote it.
+    """
+    return read_record(
+        AuditResult,
+        path.read_bytes(),
+        str(path),
+        "not an audit as this relabel writes it",
+        "Audit it again, or remove the file.",
+    )
 
 
 def refuse_failed_audit(bundle: Bundle) -> None:
@@ -673,13 +700,7 @@ def refuse_failed_audit(bundle: Bundle) -> None:
     student = lineage.get("student") if isinstance(lineage, dict) else None
     digest = student.get("digest") if isinstance(student, dict) else None
     for path in sorted(measurements_folder(bundle.folder).parent.glob(f"*/audit/{AUDIT_NAME}")):
-        result = read_record(
-            AuditResult,
-            path.read_bytes(),
-            str(path),
-            "not an audit as this relabel writes it",
-            "Audit it again, or remove the file.",
-        )
+        result = read_audit(path)
         is_of_bundle = result.manifest_sha256 == bundle.manifest.sha256 or result.model_digest == digest
         if is_of_bundle and result.refused:
             refused = "; ".join(str(verdict) for verdict in result.refused)

@@ -173,6 +173,16 @@ def cell_text(value: Cell) -> str:
     return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
+def signed(value: float | None) -> str | None:
+    """A difference with its sign."""
+    return None if value is None else f"{value:+.3f}"
+
+
+def interval_text(figure: Difference) -> str:
+    """Its bounds; nothing where there are none."""
+    return "" if figure.low is None or figure.high is None else f"{figure.low:.3f} to {figure.high:.3f}"
+
+
 def as_text(blocks: Iterable[Block]) -> str:
     """Blocks for a terminal."""
     parts: list[str] = []

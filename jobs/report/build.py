@@ -32,6 +32,7 @@ from relabel.jobs.report.artifacts import (
     TeacherArtifact,
     open_artifacts,
 )
+from relabel.jobs.report.audits import audits_section
 from relabel.jobs.report.lineage import lineage_section
 from relabel.jobs.report.models import (
     bundle_facts,
@@ -418,7 +419,8 @@ def build_report(
         rows, notes = _browser(tallies, choice, own)
     by_gold, levels = gold_section(runs, choice, own)
     by_system, decisions = systems_section(runs, systems, choice, storage)
-    verdict = verdict_section(artifacts, [*decisions, *levels])
+    by_probes, fooled = audits_section(artifacts, storage, has_texts=max_rows > 0)
+    verdict = verdict_section(artifacts, [*decisions, *levels, *fooled])
     sections = [
         verdict,
         ran_section(artifacts),
@@ -429,6 +431,7 @@ def build_report(
         by_gold,
         compared_section(runs, choice, own),
         by_system,
+        by_probes,
         *model_sections(artifacts),
     ]
     html = render_page(

@@ -47,6 +47,10 @@ def test_a_model_is_audited_as_it_scores_and_a_failed_audit_wants_anyway(
     publish = ("publish", str(made / "bundle"), f"store-{kind}", "--channel", "stable")
     assert relabel(*publish, "--version", "one").code == 0
     assert relabel("audit", str(made / kind), *PAIRS, "--device", "cpu", *NEVER).code == 5
+    if kind == "bundle":  # the tiny student has no manifest, by which a report knows one
+        reported = relabel("report", str(made / kind), "--to", "page.html")
+        assert "A gate refuses it: stuffing<0: refused" in reported.out
+        assert 'id="audit"' in (folder / "page.html").read_text(encoding="utf-8")
     relabel(*publish, "--version", "two").refused(5, str(kept / "audit.json"), "--anyway")
     assert relabel(*publish[:3], "--version", "two").code == 0  # no channel moves
     assert relabel(*publish, "--version", "two", "--anyway").code == 0
