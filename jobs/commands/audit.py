@@ -38,6 +38,11 @@ OF_MODELS = ("columns", "device", "precision", "api", "served_model", "api_key_e
     callback=score_columns,
     help="Columns of --pairs other than those the student was trained on.",
 )
+@click.option(
+    "--colder",
+    metavar="FILE",
+    help="A subset of ColDeR (JSON lines) in place of --pairs and of all probes.",
+)
 @click.option("--to", metavar="DIR", help="Folder of the audit.  [default: measurements/NAME/audit next to the judge]")
 @click.option("--rows", type=click.IntRange(1), metavar="N", help="Pairs to change.  [default: the job's, or 300]")
 @click.option(
@@ -72,6 +77,7 @@ def audit(
     target: str,
     pairs: tuple[str, ...],
     columns: dict[str, Any],
+    colder: str | None,
     to: str | None,
     rows: int | None,
     probes: tuple[str, ...],
@@ -95,31 +101,46 @@ def audit(
     """
     from relabel.jobs.audit import AuditOptions, AuditResult, audit_folder
     from relabel.jobs.audit import audit as audit_judge
+    from relabel.jobs.colder import read_colder
     from relabel.jobs.job import load_job
     from relabel.jobs.score import ScoreOptions
     from relabel.manifests.files import Storage
     from relabel.manifests.metrics.evaluation import parse_flag, parse_gate
+    from relabel.manifests.specs import Columns
 
     given = given_parameters()
     gates = [parse_flag(text) for text in require]
-    if target.endswith(JOB_SUFFIXES) or Path(target).is_file():
+    is_job = target.endswith(JOB_SUFFIXES) or Path(target).is_file()
+    job = None
+    if is_job:
         refuse_given(given, OF_MODELS, f"{target} is a job, which says that itself.")
         job = load_job(target, overrides=overrides, day=day)
-        if pairs:
-            job = job.changed("input", path=pairs, table=None, snapshot=None, since=None)
-        gates += [parse_gate(name, f"<={bound}") for name, bound in job.spec.audit.require.items()]
-        judge = job.spec.output
     else:
         refuse_given(given, ("overrides", "day"), f"{target} is no job file.")
+    judge = target if job is None else job.spec.output
+    place = "audit" if colder is None else f"colder-{Path(colder).stem}"
+    folder = (
+        audit_folder(local_folder(judge, "the judge, without --to,"), place) if to is None else local_folder(to, "--to")
+    )
+    own = None
+    if colder is not None:
+        refuse_given(given, ("pairs", "probes", "columns"), "--colder brings pairs and a probe of its own.")
+        path = folder / "colder.parquet"
+        own = read_colder(colder, path, Storage())
+        pairs = (str(path),)
+        columns = {"query_id": "query_id", "query": "query", "doc_id": "doc_id", "document": ["document"]}
+    if job is None:
         if not pairs:
             raise UsageError(f"{target} names no pairs: give some with --pairs.")
         unused = str(Path.cwd() / "unused")
         options = ScoreOptions(input=pairs, to=unused, columns=columns, **of_model)
         job = score_job_of(target, options, Storage())
-        judge = target
-    folder = (
-        local_folder(to, "--to") if to is not None else audit_folder(local_folder(judge, "the judge, without --to,"))
-    )
+    elif pairs:
+        job = job.changed("input", path=pairs, table=None, snapshot=None, since=None)
+    if own is not None:
+        job = job.changed("input", columns=Columns(), limit=None)
+    elif is_job:
+        gates += [parse_gate(name, f"<={bound}") for name, bound in job.spec.audit.require.items()]
     result = audit_judge(
         job,
         AuditOptions(
@@ -127,6 +148,7 @@ def audit(
             rows=rows or job.spec.audit.rows,
             gates=gates,
             probes=probes,
+            own=own,
             seed=seed,
         ),
     )
