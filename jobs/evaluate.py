@@ -35,6 +35,8 @@ from relabel.manifests.forms import FORMS, form_of
 from relabel.manifests.gold import (
     DEFAULT_GRADE,
     GOLD,
+    SELECTION,
+    SELECTION_COLUMNS,
     Duplicates,
     GoldRows,
     GradeMap,
@@ -51,6 +53,7 @@ from relabel.manifests.gold import (
     load_gold_by_row,
     load_qrels,
     own_input,
+    selection_notes,
     taken,
 )
 from relabel.manifests.inputs import changed_files
@@ -145,7 +148,7 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
     if not counts["judged"]:
         raise InputError(_nothing_judged(sets, golds, counts))
     release_unused()
-    notes = _outside_mass_notes(rows)
+    notes = [*golds.notes, *_outside_mass_notes(rows)]
     for labels in sets:
         notes += labels.notes
     notes += scale_notes
@@ -420,6 +423,7 @@ class Golds:
     Attributes:
         pairs: the qrels as one grade a pair; None where all sets are joined by row.
         seen: the grades that occur.
+        notes: what a reader should know of them.
     Raises:
         InputError: they can't be read, a pair has several grades, or a set saw gold and does not say of which queries.
     """
@@ -437,10 +441,12 @@ class Golds:
                 _, columns = gold
                 self.seen |= grades_seen(columns[GOLD])
         self.pairs: PairGrades | None = None
+        self.notes: Sequence[str] = ()
         if None not in self._by_row.values():
             _refuse_other_queries(sets, options)
         else:
             self.pairs = load_pairs(sets, options, storage)
+            self.notes = self.pairs.notes
             self.seen |= self.pairs.seen
 
     def are_by_text(self) -> bool:
@@ -529,10 +535,12 @@ def load_pairs(sets: Sequence[LabelSet], options: JudgingOptions, storage: Stora
         doc=options.doc,
         may_lack=options.may_lack or any(labels.plan is None for labels in sets),
         grade_map=options.grade_map,
-        further=gold_columns(chain.from_iterable(labels.columns for labels in sets)),
+        further=[*gold_columns(chain.from_iterable(labels.columns for labels in sets)), *SELECTION_COLUMNS],
     )
     release_unused()
-    return grades_by_pair(qrels, options.duplicates, str(options.qrels))
+    pairs = grades_by_pair(qrels, options.duplicates, str(options.qrels))
+    columns = {name: column for name, column in pairs.columns.items() if name not in SELECTION}
+    return replace(pairs, columns=columns, notes=selection_notes(pairs.columns))
 
 
 def _gold_by_row(
@@ -932,7 +940,11 @@ def compare_named(
         resamples=options.resamples,
         seed=options.seed,
         comparisons=comparisons,
-        notes=[*chain.from_iterable(labels.notes for labels in sets), *notes],
+        notes=[
+            *(golds.notes if golds else ()),
+            *chain.from_iterable(labels.notes for labels in sets),
+            *notes,
+        ],
         exit_code=_exit_code(verdicts),
     )
 

@@ -6,9 +6,11 @@ met three times as many as a random order, so that is the default.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import asdict, dataclass, field
+from itertools import combinations, zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ import pyarrow as pa
 from relabel.jobs.evaluate import named_path
 from relabel.jobs.output import grid
 from relabel.jobs.tables import check_free, written
+from relabel.labelers.prompts import EXAMPLES_NAME, PersonsExample
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import (
@@ -33,20 +36,24 @@ from relabel.manifests.forms import (
     form_of,
     load_columns,
 )
-from relabel.manifests.gold import check_scale, grades_seen
+from relabel.manifests.gold import IN_PROMPT, REVIEW_ORDER, SELECTION, check_scale, grades_seen
 from relabel.manifests.judgments import Heading, write_label_studio
 from relabel.manifests.label_sets import gather, join_texts, label_set, open_labels
 from relabel.manifests.labels import pair_codes, texts_of
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import finite, kappa
 from relabel.manifests.run_labels import RunLabels, open_run_labels
-from relabel.manifests.secrets import one_line
+from relabel.manifests.secrets import one_line, shortened
 from relabel.manifests.tables import Column, NeededColumn, as_ids, read_grades, require_columns
 
 TARGETS = (LABEL_STUDIO, QUEPID, OPENSEARCH, PARQUET, JSONL, CSV)
 """What pairs for people are written as."""
 GOLD_TARGETS = (PARQUET, JSONL, CSV)
 PEOPLE = ("who", "when", "why")
+MOST_EXAMPLES = 6
+"""Pairs that a prompt gets."""
+EXAMPLE_CHARACTERS = 600
+"""Of such a pair's document."""
 SHOWN = 5
 SHOWN_CHARACTERS = 60
 
@@ -59,6 +66,7 @@ _PAIR = pa.schema(
         ("doc_id", pa.string()),
         ("document", pa.string()),
         ("judge_grade", pa.int64()),
+        (REVIEW_ORDER, pa.string()),
     ]
 )
 """A pair for people: `place` counts from 1, the most valuable."""
@@ -78,6 +86,8 @@ _GOLD = pa.schema(
         *_TO_FILL,
         ("judge_grade", pa.int64()),
         ("is_conflict", pa.bool_()),
+        (REVIEW_ORDER, pa.string()),
+        (IN_PROMPT, pa.bool_()),
     ]
 )
 
@@ -91,12 +101,14 @@ class ReviewOptions:
         second: a second opinion: a run or a label file.
         pairs: that are written at most.
         seed: of the random order, and of pairs that are worth the same.
+        examples: folder of prompt templates that gets judged pairs with their reasons.
     """
 
     order: str | None = None
     second: str | None = None
     pairs: int = 200
     seed: int = 7
+    examples: str | None = None
     allow_partial: bool = False
     force: bool = False
 
@@ -149,7 +161,7 @@ def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage)
         without_second = int((value_N < 0).sum())
     tie_N = np.random.default_rng(options.seed).random(len(value_N))
     first = np.lexsort((tie_N, -value_N))[: options.pairs]
-    table = _pairs_table(run, labels.row_ids[first], storage)
+    table = _pairs_table(run, labels.row_ids[first], order, storage)
     _check_writable(table, form, root)
     with written(target, storage) as file:
         if form is LABEL_STUDIO:
@@ -214,8 +226,8 @@ def _distances(labels: Labelled, second: str, grades: int, options: ReviewOption
     return np.where(known_M[place_N] == own_N, distance_N, -1.0)
 
 
-def _pairs_table(run: RunLabels, row_ids: np.ndarray, storage: Storage) -> pa.Table:
-    """These rows with their texts, in this order."""
+def _pairs_table(run: RunLabels, row_ids: np.ndarray, order: str, storage: Storage) -> pa.Table:
+    """These rows with their texts, in this order; `order` is its name."""
     _, tables = join_texts(run, storage)
     wanted = set(row_ids.tolist())
     rows: dict[int, dict[str, Any]] = {}
@@ -225,7 +237,7 @@ def _pairs_table(run: RunLabels, row_ids: np.ndarray, storage: Storage) -> pa.Ta
         for row in columns.filter(pa.array(is_wanted)).to_pylist():
             row["judge_grade"] = row.pop("grade")
             rows[row["row_id"]] = row
-    picked = [rows[row] | {"place": place} for place, row in enumerate(row_ids.tolist(), start=1)]
+    picked = [rows[row] | {"place": place, REVIEW_ORDER: order} for place, row in enumerate(row_ids.tolist(), start=1)]
     return pa.Table.from_pylist(picked, schema=_PAIR)
 
 
@@ -269,6 +281,24 @@ class Opinion(NamedTuple):
     when: str | None
     why: str | None
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Its query and document."""
+        return self.query_id, self.doc_id
+
+
+@dataclass
+class Origins:
+    """What files say of pairs, by query and document.
+
+    Args:
+        orders: by which `--order` each was chosen for people.
+        in_prompt: those that are examples in a prompt.
+    """
+
+    orders: dict[tuple[str, str], str] = field(default_factory=dict)
+    in_prompt: set[tuple[str, str]] = field(default_factory=set)
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -303,6 +333,7 @@ class Gathered:
         not_judged: rows of the files that have no grade.
         not_of_run: judgments of pairs that the run did not label.
         as_judge: judgments that equal the run's label.
+        examples: judged pairs that went into `--examples`.
     """
 
     run: str
@@ -313,6 +344,7 @@ class Gathered:
     not_judged: int
     not_of_run: int
     as_judge: int
+    examples: int
     agreement: list[Agreement]
     conflicts: list[Conflict]
 
@@ -330,6 +362,10 @@ class Gathered:
             f"{self.not_judged:,} rows are not judged, {self.not_of_run:,} judgments are of pairs of no label."
         )
         lines = [one_line(head)]
+        if self.examples:
+            lines.append(
+                f"{self.examples} of the pairs are examples for a prompt now (`{IN_PROMPT}`): they can't test it."
+            )
         if self.agreement:
             rows = [("people", "pairs", "equal", "kappa")]
             rows += [
@@ -368,18 +404,30 @@ def gather_gold(root: str, sources: Sequence[str], target: str, options: ReviewO
     is_by_text = any(one.is_by_text for one in forms)
     ids = _ids_by_text(run, storage) if is_by_text else {}
     opinions: list[Opinion] = []
+    origins = Origins()
     not_judged = 0
     for (who, path), source in zip(named, forms, strict=True):
-        read, missing = _read_opinions(path, who, source, ids, run.grades, storage)
+        read, missing = _read_opinions(path, who, source, ids, run.grades, origins, storage)
         opinions += read
         not_judged += missing
     opinions = list(dict.fromkeys(opinions))
     judge = _judge_grades(labels)
-    judge_grades = [judge.get((one.query_id, one.doc_id)) for one in opinions]
+    judge_grades = [judge.get(one.pair) for one in opinions]
     conflicts = _conflicts(opinions)
     in_conflict = {(one.query_id, one.doc_id) for one in conflicts}
+    examples: list[Opinion] = []
+    if options.examples is not None:
+        examples = _explained(opinions, in_conflict, judge)
+        _write_examples(Path(options.examples) / EXAMPLES_NAME, run, examples, options, storage)
+        origins.in_prompt.update(one.pair for one in examples)
     rows = [
-        one._asdict() | {"judge_grade": grade, "is_conflict": (one.query_id, one.doc_id) in in_conflict}
+        one._asdict()
+        | {
+            "judge_grade": grade,
+            "is_conflict": one.pair in in_conflict,
+            REVIEW_ORDER: origins.orders.get(one.pair),
+            IN_PROMPT: one.pair in origins.in_prompt,
+        }
         for one, grade in zip(opinions, judge_grades, strict=True)
     ]
     table = pa.Table.from_pylist(rows, schema=_GOLD)
@@ -395,6 +443,7 @@ def gather_gold(root: str, sources: Sequence[str], target: str, options: ReviewO
         not_judged=not_judged,
         not_of_run=judge_grades.count(None),
         as_judge=sum(one.grade == grade for one, grade in zip(opinions, judge_grades, strict=True)),
+        examples=len(examples),
         agreement=_agreements(opinions, run.grades),
         conflicts=conflicts,
     )
@@ -420,13 +469,20 @@ def _judge_grades(labels: Labelled) -> dict[tuple[str, str], int]:
 
 
 def _read_opinions(
-    path: str, who: str | None, form: Form, ids: dict[tuple[str, str], list[str]], grades: int, storage: Storage
+    path: str,
+    who: str | None,
+    form: Form,
+    ids: dict[tuple[str, str], list[str]],
+    grades: int,
+    origins: Origins,
+    storage: Storage,
 ) -> tuple[list[Opinion], int]:
     """The judgments of a file, and how many of its rows have no grade.
 
     Args:
         who: judged them all; None where the file says it.
         ids: see `_ids_by_text`; for a form that knows a query by its text.
+        origins: gets what the file says of its pairs.
     Raises:
         InputError: it lacks a column, a grade is none of the run's scale, or nobody is named.
     """
@@ -438,7 +494,7 @@ def _read_opinions(
             NeededColumn("grade", "the grade"),
         )
         require_columns(needed, names, path=path)
-        return ["query_id", "doc_id", "grade", *(name for name in PEOPLE if name in names)]
+        return ["query_id", "doc_id", "grade", *(name for name in (*PEOPLE, *SELECTION) if name in names)]
 
     columns = load_columns(path, choose, storage)
     given = read_grades(columns["grade"]).readable(path, "grade")
@@ -446,6 +502,8 @@ def _read_opinions(
     query_ids = texts_of(as_ids(columns["query_id"], path=path, name="query_id"))
     doc_ids = texts_of(as_ids(columns["doc_id"], path=path, name="doc_id"))
     people = [_texts_or_none(columns.get(name), len(given)) for name in PEOPLE]
+    orders = _texts_or_none(columns.get(REVIEW_ORDER), len(given))
+    in_prompt = _texts_or_none(columns.get(IN_PROMPT), len(given))
     opinions = []
     for row, (query, doc, grade) in enumerate(zip(query_ids, doc_ids, given.to_pylist(), strict=True)):
         if grade is None:
@@ -456,7 +514,65 @@ def _read_opinions(
             raise InputError(f"{path}: row {row} has a grade, and no `who`. Say who judged: --from NAME={path}.")
         names = ids.get((query, doc), [query]) if form.is_by_text else [query]
         opinions += [Opinion(name, doc, grade, person, when, why) for name in names]
+        for name in names:
+            order = orders[row]
+            if order is not None:
+                origins.orders.setdefault((name, doc), order)
+            if in_prompt[row] == str(True):
+                origins.in_prompt.add((name, doc))
     return opinions, given.null_count
+
+
+def _explained(
+    opinions: Sequence[Opinion], in_conflict: set[tuple[str, str]], judge: dict[tuple[str, str], int]
+) -> list[Opinion]:
+    """A few judgments with a reason, one of each grade in turn, of each grade first those that the run got most wrong.
+
+    Raises:
+        InputError: there is none.
+    """
+    explained: dict[tuple[str, str], Opinion] = {}
+    for one in opinions:
+        if one.why is not None and one.pair in judge and one.pair not in in_conflict:
+            explained.setdefault(one.pair, one)
+    if not explained:
+        raise InputError(
+            "--examples: no judgment of the run's pairs has a reason (`why`) and no conflict. Nothing was written."
+        )
+    by_grade: dict[int, list[Opinion]] = {}
+    for one in sorted(explained.values(), key=lambda one: -abs(one.grade - judge[one.pair])):
+        by_grade.setdefault(one.grade, []).append(one)
+    turns = zip_longest(*(by_grade[grade] for grade in sorted(by_grade)))
+    return [one for turn in turns for one in turn if one is not None][:MOST_EXAMPLES]
+
+
+def _write_examples(
+    target: Path, run: RunLabels, examples: Sequence[Opinion], options: ReviewOptions, storage: Storage
+) -> None:
+    """Write them with their texts. The same bytes may be there, so that a command that was killed can be given again.
+
+    Raises:
+        UsageError: other examples are there.
+    """
+    texts: dict[tuple[str, str], tuple[str, str]] = {}
+    wanted = {one.pair for one in examples}
+    for table in join_texts(run, storage)[1]:
+        for row in table.select(["query_id", "doc_id", "query", "document"]).to_pylist():
+            pair = (row["query_id"], row["doc_id"])
+            if pair in wanted:
+                texts.setdefault(pair, (row["query"], row["document"]))
+    lines = []
+    for one in examples:
+        query, document = texts[one.pair]
+        assert one.why is not None
+        example = PersonsExample(query, shortened(document, EXAMPLE_CHARACTERS), one.grade, one.why)
+        lines.append(json.dumps(asdict(example), ensure_ascii=False) + "\n")
+    data = "".join(lines).encode()
+    if target.is_file() and target.read_bytes() == data:
+        return
+    check_free(str(target), [run.root], storage, force=options.force)
+    with written(str(target), storage) as file:
+        file.write_bytes(data)
 
 
 def _texts_or_none(column: Column | None, size: int) -> list[str | None]:

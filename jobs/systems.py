@@ -471,6 +471,8 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
         check_scale(gold.seen, grades, where=str(options.gold), option="--map")
     comparison = prepare(rankings, judged, gold, grades, options)
     notes = [*labels.notes, *notes, *comparison_notes(comparison, judged, gold)]
+    if gold is not None:
+        notes = [*gold.notes, *notes]
     judged_so_far = comparison.is_gold
     if gold is not None and comparison.num_gold < FEWEST_FOR_DIFFERENCES:
         comparison = replace(comparison, humans=None)

@@ -12,7 +12,17 @@ from pydantic import StringConstraints
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
 from relabel.labelers.registry import EXAMPLE, Labeler
 from relabel.labelers.verdicts import Reader, decided, token_budget
-from relabel.manifests.asks import Answer, AnswerFormat, Ask, Choice, Decision, Sampling, Section, Text
+from relabel.manifests.asks import (
+    Answer,
+    AnswerFormat,
+    Ask,
+    Choice,
+    Decision,
+    Message,
+    Sampling,
+    Section,
+    Text,
+)
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.specs import DecisionOptions, LabelerOptions, ThinkOptions
 
@@ -47,8 +57,16 @@ class OneAsk(Labeler):
         prefill: str = "",
         stage: str = "verdict",
     ) -> None:
-        prompts = Prompts(BUILT_IN / self.template_set, options.templates, shared=SHARED)
+        prompts = Prompts(
+            BUILT_IN / self.template_set,
+            options.templates,
+            shared=SHARED,
+            takes_examples=self.reads_document and bool(decisions),
+        )
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
+        examples = prompts.examples(decisions[-1].labels) if decisions else None
+        if examples is not None:
+            self._system = followed_by(self._system, examples)
         self._user = prompts.turn("user", "user.j2", data=self.data, settings=settings)
         self.template_digests = prompts.digests
         self._reader = Reader(AnswerFormat(tuple(sections)))
@@ -74,6 +92,13 @@ class OneAsk(Labeler):
             shared_by=None if self.reads_document else pair.query_id,
             sampling=self._sampling,
         )
+
+
+def followed_by(message: Message, more: Message) -> Message:
+    """Two turns of one role as one, a blank line between them."""
+    *first, end = message.parts
+    begin, *others = more.parts
+    return Message(message.role, (*first, f"{end.rstrip()}\n\n{begin}", *others), (*message.fields, *more.fields))
 
 
 class ThinkScore(OneAsk):

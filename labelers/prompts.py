@@ -15,8 +15,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +30,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Message, Role
 from relabel.manifests.errors import ConfigError
+from relabel.manifests.records import checked, fault_of
 from relabel.manifests.specs import nearest
 
 BUILT_IN = Path(__file__).parent / "templates"
@@ -37,6 +40,9 @@ SHARED = BUILT_IN / "shared"
 """Sentences that are in several labelers' prompts word for word, so that labels differ by method and not by how a
 rule was put.
 """
+
+EXAMPLES_NAME = "examples.jsonl"
+"""In a user's folder of templates: pairs that people judged, which labelers of one ask show before they ask."""
 
 TEMPLATES_READ: dict[str, bytes] = {}
 """The templates that this process has read, by sha256: `Labeler.template_digests` names them."""
@@ -54,6 +60,16 @@ _RENDERING_ERRORS = (
     MemoryError,  # it repeats a text without measure
 )
 _REFERENCES: tuple[type[Any], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+
+
+@dataclass(frozen=True)
+class PersonsExample:
+    """A pair that a person judged and explained, a line of `examples.jsonl`."""
+
+    query: str
+    document: str
+    grade: int
+    why: str
 
 
 class _Field:
@@ -114,16 +130,27 @@ class Prompts:
         override: folder whose files take the place of built-in ones of the same name; None for none. Read here and
             by the first `turn` of each file.
         shared: a further folder that they may include from; the labeler's own files go before it.
+        takes_examples: the user's folder may hold `examples.jsonl`, see `examples`.
     Raises:
         ConfigError: the folder is not there, holds a file that no stage uses, or a file that can't be read.
     """
 
-    def __init__(self, built_in: Path, override: str | None = None, *, shared: Path | None = None) -> None:
+    def __init__(
+        self,
+        built_in: Path,
+        override: str | None = None,
+        *,
+        shared: Path | None = None,
+        takes_examples: bool = False,
+    ) -> None:
         files = sorted(shared.iterdir()) if shared is not None else []
         files += sorted(built_in.iterdir())
         self._paths: dict[str, Path] = {path.name: path for path in files if path.suffix == ".j2"}
         if override is not None:
-            self._paths |= _overrides(override, sorted(self._paths))
+            known = sorted(self._paths)
+            if takes_examples:
+                known.append(EXAMPLES_NAME)
+            self._paths |= _overrides(override, known)
         self._sources = dict[str, str]()
         self._digests = dict[str, str]()
         self._env = ImmutableSandboxedEnvironment(
@@ -193,10 +220,39 @@ class Prompts:
                 )
         return Turn(role, tuple(pieces), keys)
 
-    def _load(self, file: str) -> str:
-        """Read a file and all that it includes, and note their digests."""
-        if file in self._sources:
-            return self._sources[file]
+    def examples(self, grades: Sequence[str]) -> Message | None:
+        """The pairs that people judged, of the user's `examples.jsonl`, as a turn whose texts are data; None without
+        the file.
+
+        Args:
+            grades: how the labeler writes each grade.
+        Raises:
+            ConfigError: a line is no example.
+        """
+        if EXAMPLES_NAME not in self._paths:
+            return None
+        path = self._paths[EXAMPLES_NAME]
+        lines = self._read(EXAMPLES_NAME).split("\n")
+        examples = [_example(f"{path}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+        for example in examples:
+            if not 0 <= example.grade < len(grades):
+                raise ConfigError(f"{path}: grade {example.grade} is none of the labeler's 0 to {len(grades) - 1}.")
+        if not examples:
+            return None
+        turn = self.turn(
+            "system",
+            "examples.j2",
+            data=("example_query", "example_document", "example_why"),
+            settings={"example_grades": [grades[example.grade] for example in examples]},
+            counts=dict.fromkeys(("example_query", "example_document", "example_why"), len(examples)),
+        )
+        texts = [example.query for example in examples]
+        texts += [example.document for example in examples]
+        texts += [example.why for example in examples]
+        return turn.message(*texts)
+
+    def _read(self, file: str) -> str:
+        """Read a file and note its digest."""
         path = self._paths[file]
         try:
             raw = path.read_bytes()
@@ -205,9 +261,17 @@ class Prompts:
             raise ConfigError(f"{path}: this prompt template can't be read: {exc.strerror}") from exc
         except UnicodeDecodeError as exc:
             raise ConfigError(f"{path}: a prompt template is UTF-8 text; byte {exc.start} is not") from exc
-        self._sources[file] = source
         self._digests[file] = hashlib.sha256(raw).hexdigest()
         TEMPLATES_READ[self._digests[file]] = raw
+        return source
+
+    def _load(self, file: str) -> str:
+        """Read a template and all that it includes."""
+        if file in self._sources:
+            return self._sources[file]
+        path = self._paths[file]
+        source = self._read(file)
+        self._sources[file] = source
         try:
             tree = self._env.parse(source, name=file, filename=str(path))
         except TemplateSyntaxError as exc:
@@ -227,6 +291,15 @@ class Prompts:
         return self._load(name), str(self._paths[name]), lambda: True
 
 
+def _example(where: str, line: str) -> PersonsExample:
+    try:
+        return checked(PersonsExample, json.loads(line))
+    except ValueError as exc:
+        raise ConfigError(
+            f"{where}: no example as `relabel review --examples` writes it ({fault_of(exc)}). Mend or remove the line."
+        ) from exc
+
+
 def _overrides(folder: str, known: list[str]) -> dict[str, Path]:
     if not Path(folder).is_dir():
         raise ConfigError(f"labeler.templates: {folder!r} is not a folder; make one with any of {', '.join(known)}")
@@ -237,6 +310,8 @@ def _overrides(folder: str, known: list[str]) -> dict[str, Path]:
         if path.name not in known or not path.is_file():
             message = f"labeler.templates: no stage uses {str(path)!r}: known are {', '.join(known)}."
             hint = nearest(path.name, known)
+            if path.name == EXAMPLES_NAME:
+                raise ConfigError(f"{path}: this labeler takes no examples of people's. See docs/review.md.")
             if hint:
                 message += f" Did you mean {hint}?"
             raise ConfigError(message)

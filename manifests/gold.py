@@ -1,5 +1,6 @@
 """Gold grades by row and by pair: qrels, columns of the input or of a file, and maps between scales."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,43 @@ GOLD_QUERY = "gold_query"
 """Column of such labels when they are read: whether any pair of the query has its grade from gold, so that gold can't
 judge the query.
 """
+
+
+REVIEW_ORDER = "review_order"
+"""Column of a file of `relabel review`: in which order the pair was chosen for people."""
+IN_PROMPT = "in_prompt"
+"""Column of such a file: whether the pair is an example in a prompt."""
+SELECTION = (REVIEW_ORDER, IN_PROMPT)
+SELECTION_COLUMNS = (
+    GoldColumn(REVIEW_ORDER, pa.string(), "a word"),
+    GoldColumn(IN_PROMPT, pa.bool_(), "true or false"),
+)
+
+
+def selection_notes(columns: Mapping[str, pa.Array]) -> list[str]:
+    """What a reader should know of gold that people did not judge at random.
+
+    Args:
+        columns: of gold, a row a pair.
+    """
+    notes = []
+    if REVIEW_ORDER in columns:
+        orders = Counter(columns[REVIEW_ORDER].to_pylist())
+        chosen = {order: count for order, count in orders.items() if order not in (None, "random")}
+        if chosen:
+            how = " and ".join(f"{count:,} by {order}" for order, count in chosen.items())
+            notes.append(
+                f"not a random sample: of {len(columns[REVIEW_ORDER]):,} gold pairs, {how} were chosen for people "
+                f"(`{REVIEW_ORDER}`). Figures are of such pairs, and are biased for all others"
+            )
+    if IN_PROMPT in columns:
+        count = pc.sum(columns[IN_PROMPT]).as_py()
+        if count:
+            notes.append(
+                f"{count:,} gold pairs are examples in a prompt (`{IN_PROMPT}`): of labels that were made with it, "
+                "figures flatter"
+            )
+    return notes
 
 
 class GoldRows(NamedTuple):
@@ -401,6 +439,7 @@ class PairGrades:
         num_repeated, num_null: rows beyond the first of their pair, and those without a grade.
         seen: the grades of all rows.
         begins: the first pairs of the file, for messages.
+        notes: what a reader should know of them.
     """
 
     queries: pa.LargeBinaryArray
@@ -412,6 +451,7 @@ class PairGrades:
     num_null: int
     seen: set[int]
     begins: str
+    notes: Sequence[str] = ()
 
     def places(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
         """Where in `columns` each pair is: int64 [N], -1 for one that is not there."""

@@ -425,6 +425,7 @@ class Answer(NamedTuple):
     who: str | None
     when: str | None
     why: str | None
+    review_order: str | None
 
 
 def write_label_studio(file: Path, tables: Iterable[pa.Table], model: str) -> None:
@@ -476,6 +477,7 @@ def _answers(top: _Place) -> Iterator[Answer]:
                 who=_person(annotation.get("completed_by")),
                 when=annotation.get("updated_at").value or annotation.get("created_at").value,
                 why=given.get(WHY_CONTROL),
+                review_order=data.get("review_order").value,
             )
 
 
@@ -492,6 +494,7 @@ def _flat_answers(task: _Place) -> Iterator[Answer]:
         who=_person(task.get("annotator")),
         when=task.get("updated_at").value or task.get("created_at").value,
         why=_one_value(task.get(WHY_CONTROL).value),
+        review_order=task.get("review_order").value,
     )
 
 

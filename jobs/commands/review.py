@@ -4,8 +4,15 @@ from typing import Any
 
 import click
 
-from relabel.jobs.commands.options import given_parameters, output_option, refuse_given, sigterm_ends
+from relabel.jobs.commands.options import (
+    given_parameters,
+    local_folder,
+    output_option,
+    refuse_given,
+    sigterm_ends,
+)
 from relabel.jobs.output import Summary, emit
+from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 
 ORDERS = ("random", "doubt", "second")
@@ -48,6 +55,11 @@ _OUT = ("order", "second", "pairs")
     show_default=True,
     help="Of the random order, and of pairs that are worth the same.",
 )
+@click.option(
+    "--examples",
+    metavar="DIR",
+    help="With --from: folder of prompt templates that gets judged pairs with their reasons, to show in the prompt.",
+)
 @click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 @output_option
@@ -56,11 +68,16 @@ def review(run: str, to: str, sources: tuple[str, ...], output: str, **values: A
     """Write the pairs of a run that people should look at first, or make gold of what they judged.
 
     RUN is a finished run's output. With --from, FILE gets every judgment with who, when and why; agreement of each two
-    people is printed, and pairs whose grades differ are listed, never settled. docs/review.md says what each order is
-    worth.
+    people is printed, and pairs whose grades differ are listed, never settled. With --examples, up to six pairs whose
+    grade a person explained become DIR/examples.jsonl, which a job with `labeler.templates: DIR` shows in its prompt.
+    docs/review.md says what each order is worth.
     """
     from relabel.jobs.review import ReviewOptions, gather_gold, pick_pairs
 
+    if values["examples"] is not None:
+        values["examples"] = str(local_folder(values["examples"], "--examples"))
+        if not sources:
+            raise UsageError("--examples takes what people said: name it by --from.")
     options = ReviewOptions(**values)
     if sources:
         refuse_given(given_parameters(), _OUT, "it chooses pairs to judge, and --from reads what was judged.")

@@ -302,15 +302,29 @@ def asked_people(folder: Path) -> None:
     finished_run(folder, "ecom", "pairs.parquet")
     for who, step in (("anna", 0), ("ben", 1)):
         grades = [
-            {"query_id": row["query_id"], "doc_id": row["doc_id"], "grade": (place + step * (place % 7 == 0)) % 3}
+            {
+                "query_id": row["query_id"],
+                "doc_id": row["doc_id"],
+                "grade": (place + step * (place % 7 == 0)) % 3,
+                "why": "it is what was searched for",
+            }
             for place, row in enumerate(load_pairs()[:50])
         ]
         pq.write_table(pa.Table.from_pylist(grades), folder / f"{who}.parquet")
 
 
+def audited_job(folder: Path) -> None:
+    """A first job, and a file as ColDeR's."""
+    first_job(folder)
+    subset = folder / "ColDeR" / "test" / "foil.jsonl"
+    subset.parent.mkdir(parents=True)
+    row = {"query": "red shoe", "document_1": "Red shoe, red shoe.", "document_2": "A shoe. It comes in red."}
+    subset.write_text(json.dumps(row) + "\n", encoding="utf-8")
+
+
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
-    "audit.md": lambda folder, _: first_job(folder),
+    "audit.md": lambda folder, _: audited_job(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
     "compare.md": lambda folder, _: two_prompts(folder),
     "convert.md": lambda folder, _: two_prompts(folder),

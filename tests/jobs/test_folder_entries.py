@@ -104,10 +104,10 @@ NO_TABLES = {
     "compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
     "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to, "
-    "combine to, pairs unjudged to, audit to, evaluate track_file, "
+    "combine to, pairs unjudged to, audit to, evaluate track_file, review examples, "
     "evaluate metrics, review to",
     "one file, and never a folder": "combine qrels, systems gold, convert queries, convert template, review sources, "
-    "pairs unjudged queries",
+    "pairs unjudged queries, audit colder",
     "rankings": "systems systems, pairs unjudged systems, evaluate baselines, report systems",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths, "

@@ -262,3 +262,93 @@ def test_both_exports_of_label_studio_are_read_and_predictions_are_no_answers(re
     assert relabel("convert", "min.json", "people.qrels").code == 0
     assert Path("people.qrels").read_text() == "q0 0 d0-0 1\n"
     relabel("convert", "project-1.json", "two.qrels").refused(3, "1 pairs have several grades")
+
+
+# ------------------------------------------------------------------------------
+# Reasons of people as examples, and how the pairs were chosen.
+
+
+@pytest.mark.usefixtures("labelled")
+def test_what_people_said_is_in_the_next_prompt_and_changes_every_label_key(
+    relabel: Call, review: Call, committed: Call, write_job: Call
+) -> None:
+    labels = list(committed().values())[:9]
+    judged = [(row["query_id"], row["doc_id"], place % 3) for place, row in enumerate(labels)]
+    source = judged_by("anna", judged, "anna.parquet")
+    gathered = review("--from", source, "--to", "gold.parquet", "--examples", "prompts")
+    assert gathered["examples"] == 6
+
+    job = write_job({"labeler": {"name": "direct"}, "output": "out/direct"})
+    with_examples = ("--set", "labeler.templates=prompts")
+    asked = relabel("ask", job, "--output", "json", *with_examples)
+    assert asked.code == 0
+    assert asked.out.count("as anna sees it") >= 6
+    assert relabel("ask", job, "--output", "json").out.count("as anna sees it") == 0
+    assert relabel("run", job).code == 0
+    relabel("run", job, *with_examples).refused(3, "belongs to another job", "examples.jsonl")
+    again = ("--set", "output=out/shown", "--set", "reuse=[out/direct]", "--output", "json")
+    assert relabel("run", job, *again).json["reused"] > 0
+    shown = ("--set", "output=out/other", "--set", "reuse=[out/direct]", "--output", "json")
+    assert relabel("run", job, *with_examples, *shown).json["reused"] == 0
+
+    examples = [json.loads(line) for line in Path("prompts/examples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [example["grade"] for example in examples] == [0, 1, 2, 0, 1, 2]
+    in_prompt = {(row["query_id"], row["doc_id"]) for row in rows_of("gold.parquet") if row["in_prompt"]}
+    assert len(in_prompt) == 6
+    assert in_prompt < {pair[:2] for pair in judged}
+    evaluated = relabel("evaluate", "out/ecom", "--qrels", "gold.parquet")
+    assert "6 gold pairs are examples in a prompt" in evaluated.out
+
+
+@pytest.mark.usefixtures("labelled")
+def test_examples_that_no_prompt_can_take_are_refused(
+    relabel: Call, review: Call, committed: Call, write_job: Call
+) -> None:
+    label = next(iter(committed().values()))
+    source = judged_by("anna", [(label["query_id"], label["doc_id"], 2)], "anna.parquet")
+    relabel("review", "out/ecom", "--to", "a.parquet", "--examples", "prompts").refused(2, "--from")
+    blank = pq.read_table(source).drop_columns(["why"])
+    pq.write_table(blank, "blank.parquet")
+    command = ("review", "out/ecom", "--to", "a.parquet", "--examples", "prompts")
+    relabel(*command, "--from", "blank.parquet").refused(3, "no judgment of the run's pairs has a reason")
+    assert not Path("a.parquet").exists()
+    review("--from", source, "--to", "gold.parquet", "--examples", "prompts")
+    for labeler in ("r3a", "variants"):
+        job = write_job({"labeler": {"name": labeler, "templates": "prompts"}, "output": "out/new"})
+        relabel("plan", job).refused(3, "examples.jsonl", "takes no examples")
+    job = write_job({"labeler": {"name": "direct", "grades": 2, "templates": "prompts"}, "output": "out/new"})
+    relabel("plan", job).refused(3, "grade 2 is none of the labeler's 0 to 1")
+    Path("prompts/examples.jsonl").write_text('{"query": 1}\n', encoding="utf-8")
+    relabel("plan", job).refused(3, "examples.jsonl:1", "no example as")
+
+
+@pytest.mark.usefixtures("labelled")
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "labelstudio.json"])
+def test_gold_of_pairs_that_were_not_drawn_at_random_says_so_where_it_is_used(
+    relabel: Call, review: Call, suffix: str
+) -> None:
+    look = f"look.{suffix}"
+    for order, is_warned in (("doubt", True), ("random", False)):
+        review("--to", look, "--order", order, "--pairs", "8", "--force")
+        fill_in(look)
+        review("--from", f"anna={look}", "--to", "gold.parquet", "--force")
+        assert {row["review_order"] for row in rows_of("gold.parquet")} == {order}
+        evaluated = relabel("evaluate", "out/ecom", "--qrels", "gold.parquet")
+        assert evaluated.code == 0
+        assert ("not a random sample: of 8 gold pairs, 8 by doubt" in evaluated.out) == is_warned
+
+
+def fill_in(path: str) -> None:
+    """Anna agrees with the run, whatever it says."""
+    if path.endswith(".parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.column_names.index("grade"), "grade", table["judge_grade"]), path)
+    elif path.endswith(".jsonl"):
+        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        lines = [json.dumps(row | {"grade": row["judge_grade"]}) for row in rows]
+        Path(path).write_text("\n".join(lines), encoding="utf-8")
+    else:
+        tasks = json.loads(Path(path).read_text(encoding="utf-8"))
+        for task in tasks:
+            task["annotations"] = [{"result": task["predictions"][0]["result"]}]
+        Path(path).write_text(json.dumps(tasks), encoding="utf-8")
