@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from relabel.distill.students.model import student_files
 from relabel.export.bundles import open_bundle
 from relabel.manifests.failpoints import FAILPOINTS, TRAINING_FAILPOINTS
@@ -56,6 +58,28 @@ def no_page_is_torn(target: Path) -> str | None:
 def no_table_is_torn(target: Path) -> str | None:
     """Lines are there whole or not at all."""
     return None if not target.exists() or target.read_text().count("\n") == 48 else "the table is torn"
+
+
+def no_audit_is_torn(target: Path) -> str | None:
+    """Its runs' manifests name whole files, and its result is there whole or not at all."""
+    result = target / "audit.json"
+    if result.exists():
+        json.loads(result.read_bytes())
+    return no_run_is_torn(target / "labels") or no_run_is_torn(target / "again")
+
+
+def no_tasks_are_torn(target: Path) -> str | None:
+    """Tasks are there whole or not at all."""
+    return None if not target.exists() or len(json.loads(target.read_bytes())) == 48 else "the tasks are torn"
+
+
+def no_gold_is_torn(target: Path) -> str | None:
+    """Gold and examples are there whole or not at all."""
+    examples = target / "prompts" / "examples.jsonl"
+    if examples.exists() and examples.read_text().count("\n") != 6:
+        return "the examples are torn"
+    gold = target / "gold.parquet"
+    return None if not gold.exists() or pq.read_table(gold).num_rows == 10 else "the gold is torn"
 
 
 @dataclass(frozen=True)
@@ -129,6 +153,18 @@ CASES = {
     "report": Case("report.html", no_page_is_torn, (), ()),
     "convert": Case("labels.qrels", no_table_is_torn),
     "compare": Case("page.html", no_page_is_torn, (), ()),
+    "audit": Case(
+        "out/audit",
+        no_audit_is_torn,
+        (*(name for name in FAILPOINTS if "quarantine" not in name and "answers" not in name),),
+        (".parquet", "audit.json"),
+    ),
+    "review": Case("look.labelstudio.json", no_tasks_are_torn),
+    "review in": Case(
+        "people",
+        no_gold_is_torn,
+        line=Line("review out/ecom --from judged.parquet --to people/gold.parquet --examples people/prompts"),
+    ),
 }
 
 

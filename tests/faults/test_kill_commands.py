@@ -1,5 +1,5 @@
-"""kill -9 and SIGTERM amid `run` of a cascade, `score`, `merge`, `distill`, `train`, `export`, `report`, `convert` and
-`compare`: the same command then ends right.
+"""kill -9 and SIGTERM amid `run` of a cascade, `score`, `merge`, `distill`, `train`, `export`, `report`, `convert`,
+`compare`, `audit` and `review`: the same command then ends right.
 
 At failpoints, at each call about a file, and at random instants. After each kill what has a final name is whole and
 what is the user's is as it was; after the same command again the files are those of an undisturbed call, byte for byte
