@@ -18,7 +18,6 @@ from relabel.manifests.asks import (
     Ask,
     Choice,
     Decision,
-    Message,
     Sampling,
     Section,
     Text,
@@ -64,9 +63,8 @@ class OneAsk(Labeler):
             takes_examples=self.reads_document and bool(decisions),
         )
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
-        examples = prompts.examples(decisions[-1].labels) if decisions else None
-        if examples is not None:
-            self._system = followed_by(self._system, examples)
+        if decisions:
+            self._system = prompts.with_examples(self._system, decisions[-1].labels)
         self._user = prompts.turn("user", "user.j2", data=self.data, settings=settings)
         self.template_digests = prompts.digests
         self._reader = Reader(AnswerFormat(tuple(sections)))
@@ -92,13 +90,6 @@ class OneAsk(Labeler):
             shared_by=None if self.reads_document else pair.query_id,
             sampling=self._sampling,
         )
-
-
-def followed_by(message: Message, more: Message) -> Message:
-    """Two turns of one role as one, a blank line between them."""
-    *first, end = message.parts
-    begin, *others = more.parts
-    return Message(message.role, (*first, f"{end.rstrip()}\n\n{begin}", *others), (*message.fields, *more.fields))
 
 
 class ThinkScore(OneAsk):

@@ -42,7 +42,7 @@ rule was put.
 """
 
 EXAMPLES_NAME = "examples.jsonl"
-"""In a user's folder of templates: pairs that people judged, which labelers of one ask show before they ask."""
+"""In a user's folder of templates: pairs that people judged, shown before a labeler asks."""
 
 TEMPLATES_READ: dict[str, bytes] = {}
 """The templates that this process has read, by sha256: `Labeler.template_digests` names them."""
@@ -130,7 +130,7 @@ class Prompts:
         override: folder whose files take the place of built-in ones of the same name; None for none. Read here and
             by the first `turn` of each file.
         shared: a further folder that they may include from; the labeler's own files go before it.
-        takes_examples: the user's folder may hold `examples.jsonl`, see `examples`.
+        takes_examples: the user's folder may hold `examples.jsonl`, see `with_examples`.
     Raises:
         ConfigError: the folder is not there, holds a file that no stage uses, or a file that can't be read.
     """
@@ -220,9 +220,9 @@ class Prompts:
                 )
         return Turn(role, tuple(pieces), keys)
 
-    def examples(self, grades: Sequence[str]) -> Message | None:
-        """The pairs that people judged, of the user's `examples.jsonl`, as a turn whose texts are data; None without
-        the file.
+    def with_examples(self, system: Message, grades: Sequence[str]) -> Message:
+        """The system turn, followed by the pairs of the user's `examples.jsonl`, whose texts are data; as it is without
+        such a file.
 
         Args:
             grades: how the labeler writes each grade.
@@ -230,7 +230,7 @@ class Prompts:
             ConfigError: a line is no example.
         """
         if EXAMPLES_NAME not in self._paths:
-            return None
+            return system
         path = self._paths[EXAMPLES_NAME]
         lines = self._read(EXAMPLES_NAME).split("\n")
         examples = [_example(f"{path}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -238,7 +238,7 @@ class Prompts:
             if not 0 <= example.grade < len(grades):
                 raise ConfigError(f"{path}: grade {example.grade} is none of the labeler's 0 to {len(grades) - 1}.")
         if not examples:
-            return None
+            return system
         turn = self.turn(
             "system",
             "examples.j2",
@@ -249,7 +249,11 @@ class Prompts:
         texts = [example.query for example in examples]
         texts += [example.document for example in examples]
         texts += [example.why for example in examples]
-        return turn.message(*texts)
+        shown = turn.message(*texts)
+        *first, end = system.parts
+        begin, *others = shown.parts
+        parts = (*first, f"{end.rstrip()}\n\n{begin}", *others)
+        return Message(system.role, parts, (*system.fields, *shown.fields))
 
     def _read(self, file: str) -> str:
         """Read a file and note its digest."""

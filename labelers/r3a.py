@@ -92,9 +92,10 @@ class R3A(Labeler):
             "one_fragment": options.evidence == "constrained",
             "clicked": options.context_is == "clicked",
         }
-        self._prompts = Prompts(BUILT_IN / "r3a", options.templates, shared=SHARED)
+        self._prompts = Prompts(BUILT_IN / "r3a", options.templates, shared=SHARED, takes_examples=True)
         self._turn = functools.cache(self._make_turn)
-        self._system = self._turn("system.j2").message()
+        grades = tuple(map(str, range(options.grades)))
+        self._system = self._prompts.with_examples(self._turn("system.j2").message(), grades)
         self._first_turn(0)
         if self.uses_context:
             self._first_turn(_MOST_CONTEXT)
@@ -102,7 +103,6 @@ class R3A(Labeler):
             self._turn("verdict.j2", ("document",))
         self.template_digests = self._prompts.digests
 
-        grades = tuple(map(str, range(options.grades)))
         think = Text("think", options.max_think_tokens)
         score = Choice("score", grades)
         understood: list[Section] = [think]

@@ -146,10 +146,18 @@ REVIEW_ORDER = "review_order"
 IN_PROMPT = "in_prompt"
 """Column of such a file: whether the pair is an example in a prompt."""
 SELECTION = (REVIEW_ORDER, IN_PROMPT)
-SELECTION_COLUMNS = (
-    GoldColumn(REVIEW_ORDER, pa.string(), "a word"),
-    GoldColumn(IN_PROMPT, pa.bool_(), "true or false"),
-)
+
+
+class WordColumn(GoldColumn):
+    """A column of gold that is read as words in small letters, whatever a spreadsheet made of it."""
+
+    def read(self, column: Column, path: str) -> pa.Array:
+        """The column of a file, null where a row has none."""
+        values = column.to_pylist() if isinstance(column, pa.ChunkedArray) else column
+        return pa.array([None if value is None else str(value).lower() for value in values], pa.string())
+
+
+SELECTION_COLUMNS = tuple(WordColumn(name, pa.string(), "a word") for name in SELECTION)
 
 
 def selection_notes(columns: Mapping[str, pa.Array]) -> list[str]:
@@ -161,7 +169,7 @@ def selection_notes(columns: Mapping[str, pa.Array]) -> list[str]:
     notes = []
     if REVIEW_ORDER in columns:
         orders = Counter(columns[REVIEW_ORDER].to_pylist())
-        chosen = {order: count for order, count in orders.items() if order not in (None, "random")}
+        chosen = {order: count for order, count in orders.items() if order not in (None, "", "random")}
         if chosen:
             how = " and ".join(f"{count:,} by {order}" for order, count in chosen.items())
             notes.append(
@@ -169,7 +177,7 @@ def selection_notes(columns: Mapping[str, pa.Array]) -> list[str]:
                 f"(`{REVIEW_ORDER}`). Figures are of such pairs, and are biased for all others"
             )
     if IN_PROMPT in columns:
-        count = pc.sum(columns[IN_PROMPT]).as_py()
+        count = columns[IN_PROMPT].to_pylist().count("true")
         if count:
             notes.append(
                 f"{count:,} gold pairs are examples in a prompt (`{IN_PROMPT}`): of labels that were made with it, "

@@ -124,7 +124,9 @@ def audit(
     )
     own = None
     if colder is not None:
-        refuse_given(given, ("pairs", "probes", "columns"), "--colder brings pairs and a probe of its own.")
+        if probes:
+            raise UsageError("--probe: --colder brings a probe of its own.")
+        refuse_given(given, ("pairs", "columns"), "--colder brings pairs of its own.")
         path = folder / "colder.parquet"
         own = read_colder(colder, path, Storage())
         pairs = (str(path),)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -269,8 +270,9 @@ def test_both_exports_of_label_studio_are_read_and_predictions_are_no_answers(re
 
 
 @pytest.mark.usefixtures("labelled")
+@pytest.mark.parametrize("labeler", ["direct", "r3a", "umbrela", "r1", "graph-grpo"])
 def test_what_people_said_is_in_the_next_prompt_and_changes_every_label_key(
-    relabel: Call, review: Call, committed: Call, write_job: Call
+    relabel: Call, review: Call, committed: Call, write_job: Call, labeler: str
 ) -> None:
     labels = list(committed().values())[:9]
     judged = [(row["query_id"], row["doc_id"], place % 3) for place, row in enumerate(labels)]
@@ -278,7 +280,7 @@ def test_what_people_said_is_in_the_next_prompt_and_changes_every_label_key(
     gathered = review("--from", source, "--to", "gold.parquet", "--examples", "prompts")
     assert gathered["examples"] == 6
 
-    job = write_job({"labeler": {"name": "direct"}, "output": "out/direct"})
+    job = write_job({"labeler": {"name": labeler}, "output": "out/direct"})
     with_examples = ("--set", "labeler.templates=prompts")
     asked = relabel("ask", job, "--output", "json", *with_examples)
     assert asked.code == 0
@@ -313,7 +315,7 @@ def test_examples_that_no_prompt_can_take_are_refused(
     relabel(*command, "--from", "blank.parquet").refused(3, "no judgment of the run's pairs has a reason")
     assert not Path("a.parquet").exists()
     review("--from", source, "--to", "gold.parquet", "--examples", "prompts")
-    for labeler in ("r3a", "variants"):
+    for labeler in ("ensemble", "variants"):
         job = write_job({"labeler": {"name": labeler, "templates": "prompts"}, "output": "out/new"})
         relabel("plan", job).refused(3, "examples.jsonl", "takes no examples")
     job = write_job({"labeler": {"name": "direct", "grades": 2, "templates": "prompts"}, "output": "out/new"})
@@ -336,6 +338,11 @@ def test_gold_of_pairs_that_were_not_drawn_at_random_says_so_where_it_is_used(
         evaluated = relabel("evaluate", "out/ecom", "--qrels", "gold.parquet")
         assert evaluated.code == 0
         assert ("not a random sample: of 8 gold pairs, 8 by doubt" in evaluated.out) == is_warned
+    rows = [row | {"review_order": "second", "in_prompt": True} for row in rows_of("gold.parquet")]
+    pl.DataFrame(rows).write_csv("gold.csv")  # as a spreadsheet leaves it
+    evaluated = relabel("evaluate", "out/ecom", "--qrels", "gold.csv")
+    assert "8 by second" in evaluated.out
+    assert "8 gold pairs are examples in a prompt" in evaluated.out
 
 
 def fill_in(path: str) -> None:
