@@ -464,7 +464,10 @@ def print_intervals(cases: list[Case]) -> None:
         held = {case: parts[name] for case, parts in by_case.items() if name in parts}
         widths = np.array(list(held.values()))
         is_there = ~np.isnan(widths)
-        means = [f"{widths[there, place].mean():.2f}" if there.any() else "–" for place, there in enumerate(is_there.T)]
+        means = []
+        for place, there in enumerate(is_there.T):
+            mean = f"{widths[there, place].mean():.2f}" if there.any() else "–"
+            means.append(mean if there.all() else f"{mean} ({there.sum()} of {len(there)})")
         random = np.array([by_case[case]["random"][at] for case in held])
         tenth = widths[:, at]
         ends = "–"
