@@ -142,6 +142,10 @@ def test_a_loader_refuses_what_is_not_the_bundle_that_was_made(bundle: Path, tmp
     Student(copy, provider="cpu", check_digests=False)
     with pytest.raises(BundleError, match=r"tokenizer\.json.*not those that the manifest names"):
         Student(copy, provider="cpu")
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "current").symlink_to(copy)
+    with pytest.raises(BundleError, match=r"manifest\.json is missing. A pull made this folder: give .*served/current"):
+        Student(tmp_path / "served")
     (copy / "model.onnx").unlink()
     with pytest.raises(BundleError, match=r"model\.onnx is missing"):
         Student(copy, provider="cpu")

@@ -266,6 +266,18 @@ def test_an_output_that_is_not_there_is_called_so(
     relabel(command, "out/ecom").refused(3, "no plan.json there")
 
 
+def test_a_damaged_label_file_names_the_receipt_by_which_its_chunk_is_done_again(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
+    write_pairs()
+    job = write_job()
+    assert relabel("run", job).code == 0
+    damaged = sorted(Path("out/ecom/labels").rglob("*.parquet"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    refused = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet")
+    refused.refused(3, "move out/ecom/receipts/shard-00000/chunk-000000*.json away and run the job again")
+
+
 def test_second_job_on_an_output_is_refused_with_every_difference(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
