@@ -61,7 +61,7 @@ class Result(Protocol):
 
 
 BY_HAND = "Stopped by hand."
-"""What is said last where Ctrl-C ended a command."""
+"""The last line of a command that Ctrl-C ended."""
 
 
 class Printed:

@@ -186,7 +186,7 @@ class StepProgress:
         if now < self._due_s and not self._has_terminal:
             return
         line = last_line(log)
-        if line in ("", BY_HAND, self._shown):  # that it was stopped is said at the end
+        if line in ("", BY_HAND, self._shown):  # a stop is reported at the end
             return
         self._shown = line
         self._due_s = now + NEXT_LINE_S

@@ -201,7 +201,9 @@ def test_a_step_that_counts_shows_how_long_it_will_take(
     ]
 
 
-def test_ctrl_c_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_reported_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("relabel.jobs.commands.demo.FIRST_LINE_S", 0)
     log = folder / "log"
     log.write_text("No checkpoint was written yet.\n\nStopped by hand.\n")
