@@ -360,6 +360,7 @@ def test_that_many_queries_have_no_documents_leads_the_sentence(collection: Coll
 
 def test_columns_of_one_table_are_not_asked_of_files_that_have_the_usual_ones(
     relabel: Relabel,
+    folder: object,
 ) -> None:
     collection = make_collection(12)
     rows = ["qid,docid,score"]
