@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -26,7 +27,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from relabel.jobs.run.chunks import ChunkWork
+import numpy as np
+
+from relabel.jobs.run.chunks import ChunkWork, FreshAnswer
 from relabel.manifests.asks import Answer, Distribution, EngineFacts
 from relabel.manifests.errors import ManifestError, RelabelError
 from relabel.manifests.plan import ChunkId
@@ -66,6 +69,10 @@ COLUMNS = (
 )
 """Of an answer; not named in each, which took as long as all the rest of it."""
 
+FreshByChunk = dict[ChunkId, list[FreshAnswer]]
+_DISTRIBUTIONS = COLUMNS.index("distributions")
+_FLOATS = "<f8"
+
 IsBelieved = Callable[[str, int], bool]
 """Whether an answer of a stage that could not be read may be kept; by the number of asks that were seen there by
 then.
@@ -82,32 +89,6 @@ class _Header:
     fingerprint: str
     engine: dict[str, Any]
     worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """An answer to write down."""
-
-    chunk: ChunkId
-    key: bytes
-    answer: Answer
-
-    def values(self) -> list[Any]:
-        """As a file holds it, in the order of `COLUMNS`."""
-        answer = self.answer
-        return [
-            f"{self.chunk.chunk}.{self.chunk.attempt}",
-            self.key.hex(),
-            answer.text,
-            answer.finish,
-            answer.prompt_tokens,
-            answer.output_tokens,
-            answer.cached_tokens,
-            answer.distributions,
-            answer.flags,
-            redacted(answer.detail) if answer.detail else "",
-            answer.raw,
-        ]
 
 
 @dataclass(slots=True)
@@ -200,24 +181,27 @@ class AnswerJournal:
 
     def close(self) -> None:
         """Wait until all is written, and remove what is of no use any more."""
-        self._thread.submit(self._write, [], self._take_committed())
+        self._thread.submit(self._write, {}, self._take_committed())
         self._thread.shutdown()
 
     def flush(self, is_believed: IsBelieved) -> None:
         """Write down all that has come and is not committed."""
         committed = self._take_committed()
-        entries = list[_Entry]()
+        fresh: FreshByChunk = {}
         for work in list(self._open.values()):  # commit threads take theirs out
-            doubtful = []
-            for fresh in work.fresh:
-                key, answer, doubt = fresh
+            believed = list[FreshAnswer]()
+            doubtful = list[FreshAnswer]()
+            for answer in work.fresh:
+                doubt = answer[2]
                 if doubt is None or is_believed(*doubt):
-                    entries.append(_Entry(work.id, key, answer))
+                    believed.append(answer)
                 else:
-                    doubtful.append(fresh)
+                    doubtful.append(answer)
             work.fresh = doubtful
-        if entries or committed:
-            self._writing = self._thread.submit(self._write, entries, committed)
+            if believed:
+                fresh[work.id] = believed
+        if fresh or committed:
+            self._writing = self._thread.submit(self._write, fresh, committed)
 
     def _take_committed(self) -> set[ChunkId]:
         """The chunks that were committed since the last call."""
@@ -226,15 +210,15 @@ class AnswerJournal:
             committed.add(self._committed.popleft())
         return committed
 
-    def _write(self, entries: list[_Entry], committed: set[ChunkId]) -> None:
-        by_shard: dict[int, list[_Entry]] = {}
-        for entry in entries:
-            by_shard.setdefault(entry.chunk.shard, []).append(entry)
+    def _write(self, fresh: FreshByChunk, committed: set[ChunkId]) -> None:
+        by_shard: dict[int, FreshByChunk] = {}
+        for chunk, answers in fresh.items():
+            by_shard.setdefault(chunk.shard, {})[chunk] = answers
         try:
             for shard, some in by_shard.items():
                 self._append(shard, some)
             self._remove_committed(committed)
-        except (OSError, RelabelError, ValueError, TypeError) as exc:
+        except (OSError, RelabelError, ValueError, TypeError, OverflowError) as exc:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
@@ -244,8 +228,8 @@ class AnswerJournal:
                     exc,
                 )
 
-    def _append(self, shard: int, entries: list[_Entry]) -> None:
-        lines = _sealed([entry.values() for entry in entries], self._seal)
+    def _append(self, shard: int, fresh: FreshByChunk) -> None:
+        lines = _sealed(_record(fresh), self._seal)
         name = self._current.pop(shard, None)  # put back once it is written: nothing follows a line that may be torn
         is_new = name is None
         if name is None:
@@ -259,7 +243,7 @@ class AnswerJournal:
         else:
             self._store.put(name, lines)
         file.size_bytes += len(lines)
-        file.chunks.update(entry.chunk for entry in entries)
+        file.chunks.update(fresh)
         if isinstance(self._store, LocalStore) and file.size_bytes < FILE_BYTES:
             self._current[shard] = name
 
@@ -324,7 +308,7 @@ class AnswerJournal:
             if header.version == VERSION_BY_LINE:
                 yield values
             else:
-                yield from values
+                yield from _answers_of(values)
 
 
 def journal_files(store: Store, shard: int | None = None) -> Iterator[str]:
@@ -350,6 +334,49 @@ def _answer(values: Sequence[Any]) -> Answer:
         flags=tuple(flags),
         raw=raw,
     )
+
+
+def _record(fresh: FreshByChunk) -> list[Any]:
+    """What a line holds: the probabilities of all its answers, packed, since decimals took as long as all the rest;
+    then the answers, each in the order of `COLUMNS`, with the lengths of its distributions in place of these.
+    """
+    numbers = list[float]()
+    answers = list[list[Any]]()
+    for chunk, some in fresh.items():
+        place = f"{chunk.chunk}.{chunk.attempt}"
+        for key, answer, _ in some:
+            lengths = dict[str, int]()
+            for name, distribution in answer.distributions.items():
+                lengths[name] = len(distribution.probs)
+                numbers += distribution.probs
+                numbers.append(distribution.outside_mass)
+            values = [
+                place,
+                key.hex(),
+                answer.text,
+                answer.finish,
+                answer.prompt_tokens,
+                answer.output_tokens,
+                answer.cached_tokens,
+                lengths,
+                answer.flags,
+                redacted(answer.detail) if answer.detail else "",
+                answer.raw,
+            ]
+            answers.append(values)
+    return [np.array(numbers, _FLOATS).tobytes().hex(), *answers]
+
+
+def _answers_of(record: list[Any]) -> Iterator[list[Any]]:
+    """The answers in a line, with their distributions."""
+    packed, *answers = record
+    numbers = iter(np.frombuffer(bytes.fromhex(packed), _FLOATS).tolist())
+    for values in answers:
+        lengths = values[_DISTRIBUTIONS]
+        values[_DISTRIBUTIONS] = {
+            name: (list(itertools.islice(numbers, length)), next(numbers)) for name, length in lengths.items()
+        }
+        yield values
 
 
 def _sealed(values: list[Any], before: hashlib._Hash) -> bytes:

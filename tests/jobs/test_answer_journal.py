@@ -82,7 +82,7 @@ def lines_in(folder: Path) -> list[bytes]:
 
 
 def answers_in(lines: list[bytes]) -> list[Any]:
-    return [values for line in lines for values in json.loads(line)[:-1]]
+    return [values for line in lines for values in json.loads(line)[1:-1]]
 
 
 def test_a_stop_lists_refused_answers_and_says_what_was_open(
@@ -144,7 +144,7 @@ def change_text(data: bytes, number: int) -> bytes:
     """As `sed` would: another grade in one line."""
     lines = data.splitlines(keepends=True)
     values = json.loads(lines[number])
-    values[0][2] = "##final score: 3"
+    values[1][2] = "##final score: 3"
     lines[number] = json.dumps(values).encode() + b"\n"
     return b"".join(lines)
 
@@ -167,7 +167,7 @@ def tear(data: bytes, number: int) -> bytes:
 def swap_keys(data: bytes, number: int) -> bytes:
     """The answer of another row."""
     lines = data.splitlines(keepends=True)
-    mine, other = (json.loads(lines[place])[0][1].encode() for place in (number, number - 1 or number + 1))
+    mine, other = (json.loads(lines[place])[1][1].encode() for place in (number, number - 1 or number + 1))
     lines[number] = lines[number].replace(mine, other)
     return b"".join(lines)
 
@@ -296,14 +296,18 @@ def test_a_file_of_the_first_version_is_used(tmp_path: Path) -> None:
     work = ChunkWork(ChunkId(0, 3), [])
     journal = opened(store)
     journal.begins(work)
-    answers = {bytes([number]) * 16: Answer(-1, f"yes {number}", "stop") for number in range(3)}
+    grade = {"grade": Distribution((0.1, 0.9), 1e-9)}
+    answers = {bytes([number]) * 16: Answer(-1, f"yes {number}", "stop", grade) for number in range(3)}
     work.fresh = [(key, answer, None) for key, answer in answers.items()]
     journal.flush(lambda *_: True)
     journal.close()
     (file,) = tmp_path.glob("journal/*/*")
     header, record = file.read_bytes().splitlines()
     first = sealed([{**json.loads(header)[0], "version": 1}], b"")
-    lines = [sealed(values, first) for values in json.loads(record)[:-1]]
+    written = json.loads(record)[1:-1]
+    for values in written:
+        values[7] = grade
+    lines = [sealed(values, first) for values in written]
     file.write_bytes(b"".join([first, *lines]))
     again = ChunkWork(ChunkId(0, 3), [])
     opened(store).begins(again)
