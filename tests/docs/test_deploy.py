@@ -79,6 +79,33 @@ def test_pods_of_a_training_have_time_for_a_checkpoint_and_a_pod_that_is_moved_d
     subprocess.run(["bash", "-n", "-c", pod["command"][-1]], check=True)
 
 
+@pytest.mark.parametrize(
+    ("code", "present", "calls"),
+    [
+        (0, ("aws", "torchrun"), ["aws --version", "torchrun", "aws s3 sync /scratch/teacher s3://models/teacher"]),
+        (1, ("aws", "torchrun"), ["aws --version", "torchrun"]),
+        (0, ("torchrun",), []),
+    ],
+    ids=["trained", "failed", "no AWS CLI"],
+)
+def test_a_pod_copies_what_was_trained_and_nothing_else(
+    code: int, present: tuple[str, ...], calls: list[str], tmp_path: Path
+) -> None:
+    """A pod without the means to copy its model trains none."""
+    for name in present:
+        ends = code if name == "torchrun" else 0
+        (tmp_path / name).write_text(f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\nexit {ends}\n')
+        (tmp_path / name).chmod(0o755)
+    command = container(yaml.safe_load(TRAINING["kubernetes"].read_text()))["command"]
+    around = {"PATH": f"{tmp_path}:/nowhere", "CALLS": str(tmp_path / "calls")}
+    bash = shutil.which("bash") or "bash"
+    done = subprocess.run([bash, *command[1:]], env=around, check=False, timeout=60, capture_output=True)
+    noted = tmp_path / "calls"
+    lines = noted.read_text().splitlines() if noted.exists() else []
+    assert [line if line.startswith("aws") else line.split()[0] for line in lines] == calls
+    assert (done.returncode == 0) == (calls[-1:] == ["aws s3 sync /scratch/teacher s3://models/teacher"])
+
+
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 @pytest.mark.parametrize("version", ["1.31", "1.37"])
 def test_a_kubernetes_manifest_is_valid_by_the_schema_of_its_version(path: Path, version: str) -> None:
