@@ -65,7 +65,7 @@ from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.metric import DEPTH, TINY, fit_temperature
 from relabel.manifests.models import ResolvedModel, resolve_model
 from relabel.manifests.process import installed_versions
-from relabel.manifests.records import canonical_json
+from relabel.manifests.records import canonical_json, digest_of, plain
 
 # N rows, K grades
 
@@ -343,6 +343,15 @@ STUDENT = Product(
 )
 
 
+def _sharing(spec: DistillSpec) -> int:
+    """How many processes share the batches of a step; a student that is fitted at once has none."""
+    if "train.accumulation" in KINDS[spec.student.kind].refuses:
+        return 1
+    from relabel.distill.training.loop import started_processes  # loads accelerate
+
+    return started_processes()
+
+
 def _data_digest(examples: Examples) -> str:
     total = hashlib.sha256()
     for text in itertools.chain.from_iterable(examples.texts):
@@ -516,6 +525,7 @@ def distill(
         resolved,
         _data_digest(examples),
         version=STUDENT_MANIFEST_VERSION,
+        processes=_sharing(spec),
     )
     finished = finished_model(
         output,
@@ -539,6 +549,7 @@ def distill(
         texts=texts,
         checkpoints=output.checkpoints,
         report=report,
+        identity=digest_of(plain(training)),
     )
     manifest = train_into(
         output,

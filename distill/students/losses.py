@@ -3,6 +3,7 @@ step, or for a logistic student by one optimisation over all rows."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -285,6 +286,7 @@ def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str,
         settings,
         inputs.checkpoints,
         inputs.report,
+        identity=inputs.identity,
         advice=f"Lower {lower}, or set train.gradient_checkpointing: true.",
         can_halve=tokens is None,
     )
@@ -308,11 +310,11 @@ class StudentLearner(SupervisedLearner):
         dev_figures: Callable[[Any], dict[str, float]] | None,
         halvings: int,
     ) -> None:
-        self._inputs = inputs
         spec = inputs.spec
         examples = inputs.examples
         settings = spec.train
-        module = build_module(spec, inputs.base, inputs.record)
+        whole = functools.partial(build_module, spec, inputs.base, inputs.record)
+        module = whole()
         if settings.gradient_checkpointing:
             module.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if settings.strategy == "fsdp" and accelerator.num_processes > 1:
@@ -339,20 +341,13 @@ class StudentLearner(SupervisedLearner):
             ),
             collate=Collator(examples, inputs.tokens, inputs.texts, pad_multiple=pad_multiple),
             step_loss=Objective(spec.loss, examples.heads, examples.phi),
+            whole=whole,
             dev=dev_figures,
             choice=None if settings.early_stopping is None else Choice(*settings.early_stopping.choice),
             eval_every=settings.eval_every,
         )
         if is_compiled:
             compile_layers(module, max_tokens=settings.max_tokens)
-
-    def trained(self) -> Any:
-        """In float32, and whole where it was sharded."""
-        if not checkpoints.is_sharded(self.model):
-            return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        module = build_module(self._inputs.spec, self._inputs.base, self._inputs.record)
-        checkpoints.copy_whole(self.model, module)
-        return module
 
 
 def compile_layers(module: Any, *, max_tokens: int) -> None:

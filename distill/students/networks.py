@@ -534,6 +534,7 @@ class TrainingInputs:
         tokens: of all rows of the examples.
         checkpoints: folder that a training which is resumed keeps them in.
         report: where progress goes.
+        identity: of the training, the same in all processes; see `train_to_end`.
     """
 
     spec: DistillSpec
@@ -544,6 +545,7 @@ class TrainingInputs:
     texts: PairTexts
     checkpoints: Path
     report: Callable[[str], None]
+    identity: str
 
 
 # ------------------------------------------------------------------------------

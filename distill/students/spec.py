@@ -298,18 +298,6 @@ class TrainSection(TrainingSection):
     """Steps between evaluations on dev. Default: once an epoch."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the layers one by one; `auto` does so on a GPU."""
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the
-    optimizer's moments as well.
-    """
-
-    @model_validator(mode="after")
-    def _options_agree(self) -> TrainSection:
-        if self.strategy == "fsdp" and self.precision == "fp16":
-            raise ValueError(
-                "`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16"
-            )
-        return self
 
 
 class SplitSection(DevSplit):

@@ -166,6 +166,7 @@ class GrpoTeacher(TeacherTrainer):
             checkpoints,
             report,
             lambda _, halvings: self._learner(checkpoints, report, halvings),  # TRL makes an accelerator of its own
+            identity=self.identity,
             keys="rollouts.at_once, train.batch_size (and raise train.accumulation as much) or train.max_tokens",
             can_halve=self._spec.train.batch_size % 2 == 0,  # a step's rollouts stay as many as they are
         )

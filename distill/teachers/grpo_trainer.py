@@ -36,8 +36,8 @@ from relabel.distill.teachers.rollout_log import RolloutLog, as_logged
 from relabel.distill.teachers.rollouts import AskedIds, Dialogues, Rollout
 from relabel.distill.teachers.sampling import AnswerKey, Drawing, uniforms_of
 from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining, VllmSection
-from relabel.distill.training import checkpoints
-from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of
+from relabel.distill.teachers.teaching import shard_decoder
+from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of, prepared
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.manifests.asks import Ask
@@ -231,7 +231,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         patience: evaluations without a better one after which training ends; None trains to the end.
         watch: warns of rewards that are earned without the work, and may end training.
         at_once: answers written together; None writes all of a step together.
-        whole: makes the model once more; with it, several processes cut theirs into shards.
+        whole: makes the model once more, where several processes train shards of it.
     """
 
     progress_figures = ("reward", "loss")
@@ -255,7 +255,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         **kwargs: Any,
     ) -> None:
         self.place = place
-        self._whole = whole
+        self.whole = whole
         self.eval_every = eval_every
         self.watch = watch
         self.choice = Choice("reward", patience) if held_out else None
@@ -283,25 +283,12 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
         self._is_sharded = whole is not None and self.accelerator.num_processes > 1
         if self._is_sharded:
-            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-            checkpoints.shard(self.model, self.accelerator.device, base.get_decoder().layers)
-        # shards reduce their own gradients: they get autocast as for evaluation, and no DDP around them
-        self.model_wrapped = self.accelerator.prepare_model(
-            self.model, device_placement=False if self._is_sharded else None, evaluation_mode=self._is_sharded
-        )
+            shard_decoder(self.model, self.accelerator.device)
+        self.model_wrapped = prepared(self.accelerator, self.model)
         self._writes_in_step = self._is_sharded or (self.use_vllm and self.vllm_mode == "server")
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._loader = self.get_train_dataloader()
         self.epoch_steps = len(self._loader) // self.args.gradient_accumulation_steps
-
-    def trained(self) -> Any:
-        """In shards no longer."""
-        if not self._is_sharded:
-            return super().trained()
-        assert self._whole is not None
-        model = self._whole()
-        checkpoints.copy_whole(self.model, model)
-        return model
 
     # a step
 

@@ -30,7 +30,6 @@ from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec, ResRagSpec
 from relabel.distill.teachers.teaching import ReportLine, TeacherBase, Trained
-from relabel.distill.training.loop import process_rank
 from relabel.labelers.chunks import CHUNKS, chunk_texts
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.registry import Labeler, engine_class
@@ -544,7 +543,7 @@ class ResRagTeacher(GrpoTeacher):
         folder = Path(cache) if cache is not None else checkpoints / ANSWERS
         self._generator = Generator(self._spec.generator, folder, secrets=self.secrets)
         try:
-            if process_rank() == 0:  # it alone asks
+            if self.is_first:  # it alone asks
                 report("starting the generator")
                 for remark in self._generator.start():
                     report(remark)

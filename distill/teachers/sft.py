@@ -42,6 +42,7 @@ from relabel.distill.teachers.teaching import (
     TrainingEstimate,
     check_teacher_base,
     load_model,
+    shard_decoder,
     train_learner,
 )
 from relabel.distill.training.loop import SupervisedLearner, plan_batches
@@ -682,7 +683,10 @@ def answer_loss(model: Any, batch: dict[str, Any]) -> Tensor:
     places = torch.arange(last - width, last, device=labels_BC.device)
     logits_BCV = model(**tokens, use_cache=False, logits_to_keep=places).logits[:, -width:-1]
     return nn.functional.cross_entropy(
-        logits_BCV.float().flatten(0, 1), labels_BC.flatten(), ignore_index=IGNORED, reduction="sum"
+        logits_BCV.to(torch.get_default_dtype()).flatten(0, 1),
+        labels_BC.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
     )
 
 
@@ -766,15 +770,25 @@ class SftTrainer(TeacherTrainer):
 
     def train(self, checkpoints: Path, report: ReportLine) -> Trained:
         """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
-        return train_learner(self._spec, checkpoints, report, functools.partial(self._learner, checkpoints, report))
+        return train_learner(
+            self._spec,
+            checkpoints,
+            report,
+            functools.partial(self._learner, checkpoints, report),
+            identity=self.identity,
+        )
 
     def _learner(self, folder: Path, report: ReportLine, accelerator: Accelerator, halvings: int) -> SupervisedLearner:
         settings = self._spec.train
         examples = self._examples
         name = self._spec.name
+        whole = functools.partial(load_model, self._spec, self._base)
+        model = whole()
+        if settings.strategy == "fsdp" and accelerator.num_processes > 1:
+            shard_decoder(model, accelerator.device)
         return SupervisedLearner(
             accelerator,
-            load_model(self._spec, self._base),
+            model,
             TrainingPlace(
                 folder,
                 settings.keep_checkpoints,
@@ -794,4 +808,5 @@ class SftTrainer(TeacherTrainer):
                 examples, mask=settings.mask, seed=settings.seed, pad_id=self._base.tokenizer.pad_token_id
             ),
             step_loss=AnswerLoss(),
+            whole=whole,
         )

@@ -268,10 +268,6 @@ class RolloutTraining(TeacherTraining):
     """Default: train to the end. With a dev split the step with the best reward on dev is kept in any case."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between evaluations on dev; one after the last step as well. Default: `save_every`, else an epoch."""
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the optimizer's moments as
-    well.
-    """
 
 
 class RolloutSpec(TeacherSpec):
@@ -294,11 +290,8 @@ class RolloutSpec(TeacherSpec):
     def _parts_fit(self) -> RolloutSpec:
         rollouts = self.rollouts
         train = self.train
-        if train.strategy == "fsdp" and (train.precision == "fp16" or rollouts.vllm is not None):
-            raise ValueError(
-                "`train.strategy: fsdp` goes with neither `train.precision: fp16` (a process sees overflow in its own "
-                "shards alone) nor `rollouts.vllm` (which takes whole weights)"
-            )
+        if train.strategy == "fsdp" and rollouts.vllm is not None:
+            raise ValueError("`train.strategy: fsdp` with `rollouts.vllm`, which takes whole weights. Take ddp")
         together = train.batch_size * train.accumulation
         if together % rollouts.group:
             raise ValueError(

@@ -31,6 +31,7 @@ from relabel.distill.teachers.spec import (
     TeacherSpec,
     method_of,
 )
+from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Learner, is_on_cpu, precision_of, started_processes, train_to_end
 from relabel.distill.training.mirror import mirror_of
 from relabel.distill.training.output import (
@@ -54,7 +55,7 @@ from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import Storage, open_to_readers
 from relabel.manifests.models import ResolvedModel, resolve_model
 from relabel.manifests.process import installed_versions, require, usable_cores
-from relabel.manifests.records import LEFT_OUT, fault_of
+from relabel.manifests.records import LEFT_OUT, digest_of, fault_of, plain
 from relabel.manifests.weights import read_weights
 
 ReportLine = Callable[[str], None]
@@ -157,6 +158,16 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
         key="lora",
         extra="train",
     )
+
+
+def shard_decoder(model: Any, device: torch.device) -> None:
+    """Cut a teacher over all processes, layer by layer; see `checkpoints.shard`.
+
+    Args:
+        model: in peft's wrapper or not.
+    """
+    decoder = model.get_base_model() if hasattr(model, "get_base_model") else model
+    checkpoints.shard(model, device, decoder.get_decoder().layers)
 
 
 SHORT_TOKENS = 128
@@ -319,6 +330,10 @@ class TeacherTrainer:
     """Remarks for the user."""
     secrets: Mapping[str, Any]
     """What the options of an engine that the method asks name, by option."""
+    identity: str
+    """Of the training, the same in all processes."""
+    is_first: bool
+    """Whether this is the first of the processes that train together, or the only one."""
 
     def estimate(self) -> TrainingEstimate:
         """What `train` would do."""
@@ -342,6 +357,7 @@ def train_learner(
     report: ReportLine,
     build: Callable[[Accelerator, int], Learner],
     *,
+    identity: str,
     keys: str = "train.batch_size or train.max_tokens",
     can_halve: bool = True,
 ) -> Trained:
@@ -359,6 +375,7 @@ def train_learner(
         spec.train,
         folder,
         report,
+        identity=identity,
         advice="Set train.gradient_checkpointing: true, with which --resume goes on, or begin again with --restart: "
         f"lower {keys}, or train adapters alone (lora: {{}}).",
         can_halve=can_halve,
@@ -426,25 +443,18 @@ def _prepare(
     check_services(spec.train.report_to)
     precision_of(spec.train)
     trainer: TeacherTrainer = pkgutil.resolve_name(method_of(spec.method).trainer)(spec, base, storage)
-    trainer.secrets = secrets
     record = training_record(
         TEACHER,
-        as_of_one_process(spec),
+        spec,
         resolved,
         trainer.digest,
         version=TEACHER_MANIFEST_VERSION,
+        processes=started_processes(),
     )
+    trainer.secrets = secrets
+    trainer.identity = digest_of(plain(record))
+    trainer.is_first = is_writer
     return output, base, trainer, record
-
-
-def as_of_one_process(spec: TeacherSpec) -> TeacherSpec:
-    """The spec that one process would train by to the same teacher: with rewards, any number of processes learns the
-    same from as many rollouts a step, and goes on from the checkpoints of any other.
-    """
-    if not isinstance(spec, RolloutSpec):
-        return spec
-    together = spec.train.accumulation * started_processes()
-    return spec.model_copy(update={"train": spec.train.model_copy(update={"accumulation": together})})
 
 
 def train_teacher(
@@ -589,18 +599,26 @@ def estimate_teacher(
     cache_dir: Path | None = None,
     report: ReportLine = lambda _: None,
     is_timed: bool = False,
+    is_writer: bool = True,
     secrets: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainingEstimate:
     """What training a spec's teacher would do; writes nothing, and loads no weights unless it is timed.
 
     Args:
+        is_writer: see `train_teacher`.
         is_timed: train some steps to see how long they take.
     Raises:
         RelabelError: as `train_teacher`, before it trains.
     """
     if is_timed:  # steps of a probe are not reported
         spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
-    output, _, trainer, record = _prepare(spec, storage, cache_dir, secrets)
+    output, _, trainer, record = _prepare(
+        spec,
+        storage,
+        cache_dir,
+        secrets,
+        is_writer=is_writer,
+    )
     if output.is_finished(record, start):
         report(f"{spec.output}: holds this teacher already; a training would find it and end with nothing to do.")
     else:

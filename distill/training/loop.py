@@ -4,6 +4,7 @@ out, and stopping all ranks if one fails. What a step computes is a `Learner`'s.
 import functools
 import math
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -18,6 +19,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import (
     InitProcessGroupKwargs,
     broadcast_object_list,
+    gather_object,
     get_int_from_env,
     parse_flag_from_env,
     release_memory,
@@ -30,6 +32,7 @@ from transformers.trainer_pt_utils import get_parameter_names
 
 from relabel.distill.training import checkpoints
 from relabel.distill.training.output import (
+    RECORD_NAME,
     WEIGHTS,
     Curve,
     CurveReporter,
@@ -45,6 +48,7 @@ from relabel.distill.training.spec import TrainingSection
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ConfigError, PeerLostError, SaidElsewhereError, TrainingError
 from relabel.manifests.process import cpu_flags, draining, interruption, is_stop_wished
+from relabel.manifests.secrets import counted
 
 # ------------------------------------------------------------------------------
 # What a training computes in.
@@ -87,11 +91,6 @@ their connections at once.
 """
 
 
-def process_rank() -> int:
-    """Number of this process among those that a launcher started, before they know of each other; 0 writes."""
-    return int(get_int_from_env(["RANK"], 0))
-
-
 def started_processes() -> int:
     """How many processes a launcher started; 1 without one."""
     return int(get_int_from_env(["WORLD_SIZE"], 1))
@@ -101,8 +100,17 @@ def make_accelerator(settings: TrainingSection) -> Accelerator:
     """Device, processes and precision of a training.
 
     Raises:
-        ConfigError: fp16 without a GPU.
+        ConfigError: fp16 without a GPU, or a machine with fewer GPUs than processes.
+        SaidElsewhereError: the same; the machine's first process reports it.
     """
+    own = int(get_int_from_env(["LOCAL_WORLD_SIZE"], 1))
+    if not is_on_cpu(settings) and own > torch.cuda.device_count():
+        if get_int_from_env(["LOCAL_RANK"], 0) > 0:
+            raise SaidElsewhereError("fewer GPUs than processes")
+        raise ConfigError(
+            f"{own} processes on this machine, where torch finds {counted(torch.cuda.device_count(), 'GPU')}: each "
+            "takes one. Start as many as there are (torchrun --nproc-per-node), and raise train.accumulation as much."
+        )
     # accelerate keeps one state a process, and refuses a second training in another precision
     AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(
@@ -308,6 +316,8 @@ class Learner:
     """Steps between evaluations on dev; None is once an epoch."""
     choice: Choice | None = None
     watch: Watch | None = None
+    whole: Callable[[], Any] | None = None
+    """Makes the model once more, where shards of it are trained; what they hold is copied into it at the end."""
     warms_up_from_0 = True
     """Whether the first step of a warm-up has rate 0; otherwise the first share, so that nothing it took is lost."""
     progress_figures: tuple[str, ...] = ("loss",)
@@ -318,8 +328,13 @@ class Learner:
         raise NotImplementedError
 
     def trained(self) -> Any:
-        """The model once training has ended, as it will answer."""
-        return self.accelerator.unwrap_model(self.model)
+        """The model once training has ended, as it will answer: in float32, and whole."""
+        if not checkpoints.is_sharded(self.model):
+            return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        assert self.whole is not None
+        model = self.whole()
+        checkpoints.copy_whole(self.model, model)
+        return model
 
     def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
         """Compute the gradients of the step that follows so many.
@@ -350,6 +365,14 @@ class Learner:
         """Take back what `own_state` gave."""
 
 
+def prepared(accelerator: Accelerator, model: Any) -> Any:
+    """The model as a step calls it. Shards reduce their own gradients: they get autocast as for evaluation, and no DDP
+    around them.
+    """
+    is_sharded = checkpoints.is_sharded(model)
+    return accelerator.prepare_model(model, device_placement=False if is_sharded else None, evaluation_mode=is_sharded)
+
+
 class StepLoss(Protocol):
     """A loss that is a mean over a whole optimizer step, however many batches and processes share it."""
 
@@ -369,6 +392,7 @@ class SupervisedLearner(Learner):
 
     Args:
         model: sharded or not.
+        whole: makes the model once more; needed of one that is sharded.
         plan: the batches.
         collate: row numbers and the epoch to tensors; `rows` among them.
         dev: figures of the model on dev.
@@ -384,6 +408,7 @@ class SupervisedLearner(Learner):
         plan: BatchPlan,
         collate: Callable[[Sequence[int], int], dict[str, Any]],
         step_loss: StepLoss,
+        whole: Callable[[], Any] | None = None,
         dev: Callable[[Any], dict[str, float]] | None = None,
         choice: Choice | None = None,
         eval_every: int | None = None,
@@ -398,12 +423,9 @@ class SupervisedLearner(Learner):
         self._dev = dev
         self.choice = choice
         self.eval_every = eval_every
+        self.whole = whole
         self.epoch_steps = plan.epoch_steps
-        # shards reduce their own gradients: they get autocast as for evaluation, and no DDP around them
-        is_sharded = checkpoints.is_sharded(model)
-        self._model = accelerator.prepare_model(
-            model, device_placement=False if is_sharded else None, evaluation_mode=is_sharded
-        )
+        self._model = prepared(accelerator, model)
 
     def create_optimizer(self) -> Any:
         return make_optimizer(self.model, self._settings)
@@ -669,6 +691,7 @@ def train_to_end(
     folder: Path,
     report: Callable[[str], None],
     *,
+    identity: str,
     advice: str,
     can_halve: bool = True,
 ) -> tuple[Any, Outcome]:
@@ -678,19 +701,21 @@ def train_to_end(
         build: makes the learner, with the batch halved so often and accumulated as much more often.
         folder: of the checkpoints.
         report: called with progress, a line each.
+        identity: what is trained, of what data; the same in all processes.
         advice: what to do where memory runs out, for errors.
         can_halve: whether half a batch is as good.
     Raises:
         TrainingError: memory runs out with half the batch too, or the loss is not finite.
-        ConfigError: accelerate's config asks for shards of its own.
+        ConfigError: accelerate's config asks for shards of its own, or processes were not started alike.
     """
     for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):  # on a CPU left out without a word
         if parse_flag_from_env(variable):
             raise ConfigError(
-                f"accelerate's config sets {variable}, whose checkpoints are pickle. Set it to plain multi-GPU: "
-                "students, and teachers that learn from rewards, are sharded by `train.strategy: fsdp`; `method: sft` "
-                "is not (where memory is short, train adapters alone: `lora: {}`)."
+                f"accelerate's config sets {variable}, whose checkpoints are pickle. Set it to plain multi-GPU, and "
+                "`train.strategy: fsdp`."
             )
+    if started_processes() > 1:
+        report(f"waiting for all {started_processes()} processes")
     size = settings.batch_size
     notes = list[str]()
     halvings = 0
@@ -698,6 +723,7 @@ def train_to_end(
         accelerator = make_accelerator(settings)
         try:
             with ending_together(accelerator, folder):
+                check_together(accelerator, folder, identity)
                 learner = build(accelerator, halvings)
                 outcome = Training(learner, settings, halvings).run(
                     resume_from=checkpoints.last_checkpoint(folder, report)
@@ -768,6 +794,43 @@ def ending_together(accelerator: Accelerator, folder: Path) -> Iterator[None]:
         if mark.exists():
             raise SaidElsewhereError(f"another process ended: {mark}") from exc
         raise
+
+
+def check_together(accelerator: Accelerator, folder: Path, identity: str) -> None:
+    """All processes train the same, in one folder.
+
+    Args:
+        folder: of the checkpoints. One that no training claims, as a probe's, is each process's own.
+    Raises:
+        ConfigError: one of them was started otherwise, or does not see what the first one writes.
+        SaidElsewhereError: the same; the first process reports it.
+    """
+    if accelerator.num_processes == 1:
+        return
+    is_claimed = (folder / RECORD_NAME).exists()
+    # a name that nobody has looked for before: network file systems remember which files were not there
+    is_claimed, token = broadcast_object_list([is_claimed, uuid.uuid4().hex])
+    mark = folder / f".part-seen-{token}"
+    if is_claimed and accelerator.is_main_process:
+        mark.mkdir()
+    accelerator.wait_for_everyone()
+    found = gather_object([(identity, mark.exists() or not is_claimed)])
+    if is_claimed and accelerator.is_main_process:
+        mark.rmdir()
+    fault = None
+    for number, (other, is_seen) in enumerate(found, start=1):
+        if other != found[0][0]:
+            fault = (
+                f"process {number} of {len(found)} was started with another spec than the first, or reads other data. "
+                "Start all by the same command, with the same files."
+            )
+        elif not is_seen:
+            fault = (
+                f"process {number} of {len(found)} does not see what the first one writes to {folder}. Put `output` on "
+                "storage that all machines have."
+            )
+    if fault is not None:
+        raise ConfigError(fault) if accelerator.is_main_process else SaidElsewhereError(fault)
 
 
 def _is_first(mark: Path) -> bool:

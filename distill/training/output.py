@@ -344,12 +344,21 @@ class TrainingRecord(ManifestMark):
 
     Args:
         data: digest of all training data.
+        processes: that train together.
     """
 
     version: int
     relabel: str
     model: BaseModelUsed
     data: str
+    processes: int = 1
+
+    @property
+    def batches_of_step(self) -> int:
+        """Batches of an optimizer step, of all processes. By as many, any number of processes trains the same model,
+        and goes on from the checkpoints of any other.
+        """
+        return int(self.spec["train"]["accumulation"]) * self.processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,29 +399,30 @@ class TrainedManifest(ManifestMark):
 ManifestT = TypeVar("ManifestT", bound=TrainedManifest)
 
 
-def training_record(product: Product, spec: Spec, model: ResolvedModel, data: str, *, version: int) -> TrainingRecord:
+def training_record(
+    product: Product, spec: Spec, model: ResolvedModel, data: str, *, version: int, processes: int
+) -> TrainingRecord:
     """The record of a training; its fingerprint is the digest of the spec's choices, the data and the model.
 
     Args:
         data: digest of all training data.
         version: of the model's manifest.
+        processes: that train together.
     """
-    values = spec.model_dump(mode="json")
-    choices = {
-        "spec": decisive(values, product.undecided),
-        "data": data,
-        "model": model.digest,
-        "version": version,
-    }
-    return TrainingRecord(
+    record = TrainingRecord(
         version=1,
         kind=product.kind,
         relabel=importlib.metadata.version("relabel-ir"),
-        fingerprint=digest_of(choices),
+        fingerprint="",
         model=BaseModelUsed(model.reference, model.digest),
         data=data,
-        spec=values,
+        spec=spec.model_dump(mode="json"),
+        processes=processes,
     )
+    chosen = decisive(record.spec, product.undecided)
+    chosen["train"]["accumulation"] = record.batches_of_step
+    choices = {"spec": chosen, "data": data, "model": model.digest, "version": version}
+    return replace(record, fingerprint=digest_of(choices))
 
 
 def decisive(spec: Mapping[str, Any], undecided: Collection[str], prefix: str = "") -> dict[str, Any]:
@@ -430,7 +440,13 @@ def changes(product: Product, was: ManifestMark, now: TrainingRecord) -> list[st
     model and data where a record has them.
     """
     changed: list[str] = []
-    for path, old, new in differing(decisive(was.spec, product.undecided), decisive(now.spec, product.undecided)):
+    undecided = product.undecided
+    if isinstance(was, TrainingRecord):
+        undecided = undecided | {"train.accumulation"}
+        if was.batches_of_step != now.batches_of_step:
+            counts = f"was {was.batches_of_step}, is {now.batches_of_step}"
+            changed.append(f"train.accumulation, of all processes together: {counts}")
+    for path, old, new in differing(decisive(was.spec, undecided), decisive(now.spec, undecided)):
         are_numbers = isinstance(old, int | float) and isinstance(new, int | float)
         changed.append(f"{path}: was {old}, is {new}" if are_numbers else path)
     if isinstance(was, TrainingRecord) and was.model.digest != now.model.digest:

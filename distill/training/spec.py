@@ -2,9 +2,9 @@
 LoRA adapters built from them. Importing it does not load torch."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import is_url
@@ -113,8 +113,20 @@ class TrainingSection(Spec):
     """`auto` takes a GPU where torch finds one."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, about a third slower."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes share: `ddp` batches alone, `fsdp` weights, gradients and the optimizer's moments as
+    well.
+    """
     report_to: tuple[Literal["tensorboard", "trackio", "mlflow", "wandb"], ...] = ()
     """Services that the curve is sent to as it grows; each finds its server and its key in its own way."""
+
+    @model_validator(mode="after")
+    def _shards_have_no_scaler(self) -> Self:
+        if self.strategy == "fsdp" and self.precision == "fp16":
+            raise ValueError(
+                "`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16"
+            )
+        return self
 
 
 def open_base(path: Path, where: str, *, extra: str, purpose: str) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
 from relabel.jobs.output import Exit, Summary, emit
-from relabel.manifests.errors import UsageError
+from relabel.manifests.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from relabel.distill.students.spec import DistillSpec
@@ -61,12 +61,14 @@ def open_spec(
     Returns:
         The spec; where fetched models are kept, None for the default; the storage.
     Raises:
-        ConfigError: it can't be read, or has an unknown key.
+        ConfigError: it can't be read, or has an unknown key; or a launcher of several processes was not one that is
+            known here.
     """
     from relabel.jobs.delivery import fetch_model
     from relabel.jobs.job import cache_dir, storage_of
     from relabel.jobs.settings import read_settings, resolved
 
+    check_launch(os.environ)
     settings = read_settings(spec, overrides=overrides, kind=kind, fields=fields)
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
     kept = cache_dir()
@@ -106,6 +108,34 @@ def start_of(*, resume: bool, restart: bool) -> Literal["new", "resume", "restar
     if resume:
         return "resume"
     return "restart" if restart else "new"
+
+
+OF_LAUNCHERS = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+"""What torchrun, and accelerate by it, set for each process."""
+OF_MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""How many processes MPI started; accelerate goes by it where no launcher says more."""
+
+
+def check_launch(environment: Mapping[str, str]) -> None:
+    """This is the only process, or a launcher started it and several others: by what another tool left in the
+    environment, it would wait for others for an hour, or write nothing.
+
+    Raises:
+        ConfigError: the environment has some of a launcher's variables alone.
+    """
+    given = {name: environment[name] for name in OF_LAUNCHERS if environment.get(name)}
+    missing = [name for name in OF_LAUNCHERS if name not in given]
+    if not missing:
+        return
+    is_one = "LOCAL_RANK" not in given and given.get("RANK", "0") == "0" and given.get("WORLD_SIZE", "1") == "1"
+    stated = [f"{name}={value}" for name, value in given.items()] if not is_one else []
+    stated += [f"{name}={environment[name]}" for name in OF_MPI if environment.get(name, "1") != "1"]
+    if stated:
+        raise ConfigError(
+            f"the environment has {', '.join(stated)}, and not {', '.join(missing)}: a launcher of several processes "
+            "(torchrun, accelerate launch) sets all of these. Start them by one of these; or unset what is there, to "
+            "train in one process."
+        )
 
 
 def is_first_process() -> bool:
@@ -219,6 +249,8 @@ def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
 
     found, cache_dir, storage = _open_student_spec(spec, overrides)
     plan = plan_student(found, storage, cache_dir=cache_dir)
+    if not is_first_process():
+        return Exit.DONE
     return emit(Summary("Nothing was trained", {**plain(plan), "output": found.output}), output)
 
 
@@ -281,12 +313,14 @@ def train(
 
         spec = spec.model_copy(update={"generator": _fetched(spec.generator, storage, cache_dir)})
         shared["secrets"] = read_secrets(spec.generator, os.environ)
+    shared["is_writer"] = is_first_process()
     if dry_run:
-        return emit(
-            Summary("Nothing was trained", teaching.estimate_teacher(spec, storage, is_timed=probe, **shared)), output
-        )
+        estimate = teaching.estimate_teacher(spec, storage, is_timed=probe, **shared)
+        if is_first_process():
+            emit(Summary("Nothing was trained", estimate), output)
+        return Exit.DONE
     with says_how_to_continue(spec.output):
-        report = teaching.train_teacher(spec, storage, is_writer=is_first_process(), **shared)
+        report = teaching.train_teacher(spec, storage, **shared)
     if is_first_process():
         head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
         manifest = report.manifest

@@ -2,8 +2,10 @@
 process_runs.py PLAN.json`.
 
 The plan is a list of entries: `spec`, and if wanted `start`, `die_at` and `signal_at` as in
-tests/distill/sharded_runs.py, and `copies` (a folder that becomes the output before it starts). Each process writes
-what it saw to `seen-<rank>.json` next to the plan.
+tests/distill/sharded_runs.py, `signal_to` (the process that gets it, the second by default), `copies` (a folder that
+becomes the output before it starts), `second` (keys that all but the first process have another value of) and `folders`
+(where each process works, which relative paths are of). Each process writes what it saw to `seen-<rank>.json` next to
+the plan.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ from relabel.distill.teachers.rewards import GoldRow, Score
 from relabel.distill.teachers.rollouts import Rollout
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.manifests import failpoints
+from relabel.manifests.errors import RelabelError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import forget_interruptions, on_signal
 from tests.distill.sharded_runs import Killed, dying_at
@@ -86,15 +89,20 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     said: list[str] = []
     seen: dict[str, Any] = {"ended": "whole", "said": said}
     whole_hit = failpoints.hit
+    here = Path.cwd()
 
     def say(line: str) -> None:
         said.append(line)
-        if not is_first and line.startswith(f"step {entry.get('signal_at')} of"):
+        is_signalled = int(os.environ.get("RANK", "0")) == entry.get("signal_to", 1)
+        if is_signalled and line.startswith(f"step {entry.get('signal_at')} of"):
             on_signal(signal.SIGTERM, None)
 
     failpoints.hit = dying_at(entry.get("die_at"))
+    if "folders" in entry:
+        os.chdir(entry["folders"][0 if is_first else 1])
     try:
-        spec = read_teacher_spec(entry["spec"], where="the plan")
+        changed = {} if is_first else entry.get("second", {})
+        spec = read_teacher_spec({**entry["spec"], **changed}, where="the plan")
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
         with learning_in_double():
@@ -103,7 +111,10 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         seen["ended"] = "killed"
     except KeyboardInterrupt:
         seen["ended"] = "stopped"
+    except RelabelError as exc:
+        seen["ended"] = f"{type(exc).__name__}: {exc}"
     finally:
+        os.chdir(here)
         forget_interruptions()
         failpoints.hit = whole_hit
     return seen

@@ -22,12 +22,15 @@ pytest.importorskip("peft")
 
 from relabel.distill.teachers.spec import EDGES_NAME, ROLLOUTS_NAME, read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher
+from relabel.distill.training.loop import make_accelerator
 from relabel.distill.training.output import list_checkpoints, step_of
-from relabel.manifests.errors import ConfigError, InputError
+from relabel.distill.training.spec import TrainingSection
+from relabel.manifests.errors import ConfigError, InputError, SaidElsewhereError, StaleRunError
 from relabel.manifests.files import Storage
 from tests.distill.conftest import make_pairs
 from tests.shared import made_once
 from tests.teachers.chunked import write_questions
+from tests.teachers.conftest import relabel
 from tests.teachers.process_runs import go
 
 pytestmark = pytest.mark.timeout(1800)
@@ -35,8 +38,9 @@ pytestmark = pytest.mark.timeout(1800)
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).parent / "process_runs.py"
 METHODS = ("grpo", "graph-grpo", "res-rag")
+"""That learn from rewards."""
 LEARNED = ("whole", "adapters")
-WAYS = [(method, learned) for method in METHODS for learned in LEARNED]
+WAYS = [(method, learned) for method in (*METHODS, "sft") for learned in LEARNED]
 FEW, MANY = 4, 20
 """Steps of a training."""
 BOUND = 1e-6
@@ -47,8 +51,15 @@ Seen = list[list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def make(base_dir: Path, short_templates: str, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Plain values of a spec: twelve rollouts a step, in groups of two, whatever the number of processes."""
+def make(
+    base_dir: Path,
+    short_templates: str,
+    run_of: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Make:
+    """Plain values of a spec: twelve rollouts, or answers, a step, in groups of two, whatever the number of
+    processes.
+    """
     data = tmp_path_factory.mktemp("data")
     rows = [{**row, "query_id": f"q{number}"} for number, row in enumerate(make_pairs()[:12])]
     pq.write_table(pa.Table.from_pylist(rows), data / "pairs.parquet")
@@ -58,6 +69,7 @@ def make(base_dir: Path, short_templates: str, tmp_path_factory: pytest.TempPath
         "grpo": {"name": "r1", "grades": 3, "max_think_tokens": 1, "templates": short_templates},
         "graph-grpo": {"name": "graph-grpo", "max_text_tokens": 1, "templates": short_templates},
         "res-rag": {"name": "evidence-set"},
+        "sft": {"name": "umbrela", "templates": short_templates},
     }
     held: dict[str, dict[str, Any]] = {
         "grpo": {**of_pairs, "rollouts": {"group": 2, "beta": 0.05, "temperature": 0.9}},
@@ -67,9 +79,13 @@ def make(base_dir: Path, short_templates: str, tmp_path_factory: pytest.TempPath
             "generator": {"name": "fake"},
             "rollouts": {"group": 2, "max_answer_tokens": 64},
         },
+        "sft": {"data": {"runs": str(run_of("umbrela", templates=short_templates))}},
     }
+    of_rewards = {"eval_every": 4}
 
     def spec(output: Path, method: str, learned: str = "whole", *, processes: int, **train: Any) -> dict[str, Any]:
+        by_rewards = method in METHODS
+        split = {"split": {"dev": 0.3}} if by_rewards else {}
         return {
             "name": "tiny",
             "method": method,
@@ -84,13 +100,13 @@ def make(base_dir: Path, short_templates: str, tmp_path_factory: pytest.TempPath
                 "max_tokens": 4000,
                 "seed": 7,
                 "save_every": 2,
-                "eval_every": 4,
+                **(of_rewards if by_rewards else {}),
                 "device": "cpu",
                 "precision": "fp32",
                 **train,
             },
             "lora": {"r": 4} if learned == "adapters" else None,
-            "split": {"dev": 0.3},
+            **split,
             "output": str(output),
         }
 
@@ -119,15 +135,19 @@ OWN_BATCHES = ("kl", "entropy", "clip_share")
 """Of the curve: TRL takes their mean over batches, whose rollouts are others with another number of processes."""
 
 
-def assert_alike(one: Path, other: Path) -> None:
-    """Two teachers whose trainings differed in the number of processes alone."""
-    of_one, of_other = table(one, ROLLOUTS_NAME), table(other, ROLLOUTS_NAME)
+def assert_same_rollouts(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     exact = ("step", "row_id", "sample", "texts", "tokens", "grade", "fault")
-    assert [[row[name] for name in exact] for row in of_one] == [[row[name] for name in exact] for row in of_other]
-    for left, right in zip(of_one, of_other, strict=True):
+    assert [[row[name] for name in exact] for row in one] == [[row[name] for name in exact] for row in other]
+    for left, right in zip(one, other, strict=True):
         assert left["reward"] == pytest.approx(right["reward"], abs=BOUND)
         assert left["advantage"] == pytest.approx(right["advantage"], abs=BOUND)
         assert left.get("node_advantages") == pytest.approx(right.get("node_advantages"), abs=BOUND)
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """Two teachers whose trainings differed in the number of processes alone."""
+    if (other / ROLLOUTS_NAME).exists():
+        assert_same_rollouts(table(one, ROLLOUTS_NAME), table(other, ROLLOUTS_NAME))
     names = ["curves.parquet"]
     if (other / EDGES_NAME).exists():
         names.append(EDGES_NAME)
@@ -154,13 +174,18 @@ def learned_something(folder: Path, base: Path) -> bool:
 
 def test_two_processes_learn_what_one_does_from_the_same_rollouts(make: Make, base_dir: Path, tmp_path: Path) -> None:
     """Each method once; the others in `make full`. A signal to the second process drains both, and one goes on."""
-    ways = {"grpo": ("adapters", "ddp"), "graph-grpo": ("whole", "ddp"), "res-rag": ("whole", "fsdp")}
+    ways = {
+        "grpo": ("adapters", "ddp"),
+        "graph-grpo": ("whole", "ddp"),
+        "res-rag": ("whole", "fsdp"),
+        "sft": ("whole", "fsdp"),
+    }
     entries: list[dict[str, Any]] = []
     for method, (learned, strategy) in ways.items():
         entries.append({"spec": make(tmp_path / f"both-{method}", method, learned, processes=2, strategy=strategy)})
     entries.append({"spec": make(tmp_path / "drained", "graph-grpo", processes=2), "signal_at": 1})
     first, second = in_processes(2, entries, tmp_path)
-    assert [[one["ended"] for one in seen] for seen in (first, second)] == [["whole"] * 3 + ["stopped"]] * 2
+    assert [[one["ended"] for one in seen] for seen in (first, second)] == [["whole"] * 4 + ["stopped"]] * 2
     for method, (learned, _) in ways.items():
         alone = tmp_path / f"alone-{method}"
         go({"spec": make(alone, method, learned, processes=1)}, is_first=True)
@@ -172,7 +197,26 @@ def test_two_processes_learn_what_one_does_from_the_same_rollouts(make: Make, ba
     assert_alike(tmp_path / "drained", tmp_path / "alone-graph-grpo")
 
 
-SHARDS = [("grpo", "adapters"), ("graph-grpo", "whole")]
+def test_processes_that_were_not_started_alike_say_so_and_train_nothing(make: Make, tmp_path: Path) -> None:
+    """The first of them reports it; the others end without a word."""
+    for number in range(2):
+        (tmp_path / f"node-{number}").mkdir()
+    alike = make(tmp_path / "alike", "sft", processes=2)
+    apart = make(Path("out"), "sft", processes=2)
+    entries = [
+        {"spec": alike, "second": {"train": {**alike["train"], "learning_rate": 1e-4}}},
+        {"spec": alike, "second": {"output": str(tmp_path / "other")}},
+        {"spec": apart, "folders": [str(tmp_path / f"node-{number}") for number in range(2)]},
+    ]
+    first, second = in_processes(2, entries, tmp_path / "plan")
+    for one in first[:2]:
+        assert one["ended"].startswith("ConfigError: process 2 of 2 was started with another spec than the first"), one
+    assert first[2]["ended"].startswith("ConfigError: process 2 of 2 does not see what the first one writes"), first[2]
+    assert [one["ended"].partition(":")[0] for one in second] == ["SaidElsewhereError"] * 3
+    assert not any(line.startswith("step ") for one in [*first, *second] for line in one["said"])
+
+
+SHARDS = [("grpo", "adapters"), ("graph-grpo", "whole"), ("sft", "whole"), ("sft", "adapters")]
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +240,12 @@ def worlds(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 ]
             if number == 3:
                 entries += [
-                    entry(f"{method}-killed", method, processes=3, die_at="after_training_step:7") for method in METHODS
+                    entry(f"{method}-killed", method, processes=3, die_at="after_training_step:7")
+                    for method in (*METHODS, "sft")
+                ]
+                entries += [
+                    entry(f"{method}-drained", method, processes=3, signal_at=6, signal_to=rank)
+                    for rank, method in enumerate(METHODS)
                 ]
             in_processes(number, entries, folder / f"plan-{number}")
         for number in (2, 1):
@@ -208,7 +257,7 @@ def worlds(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
                     copies=str(folder / f"{method}-killed"),
                     start="resume",
                 )
-                for method in METHODS
+                for method in (*METHODS, "sft")
             ]
             in_processes(number, entries, folder / f"resumed-{number}")
 
@@ -229,12 +278,26 @@ def test_after_20_steps_weights_and_rollouts_are_those_of_one_process(
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [2, 1])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "sft"])
 def test_stopped_with_three_and_resumed_with_fewer_it_ends_where_an_undisturbed_one_does(
     method: str, number: int, worlds: Path
 ) -> None:
     assert list_checkpoints(worlds / f"{method}-killed" / "checkpoints")
     assert_alike(worlds / f"{method}-resumed-{number}", worlds / f"{method}-whole-1")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", METHODS)
+def test_a_signal_to_any_process_ends_all_three_after_the_same_step_with_a_checkpoint(
+    method: str, worlds: Path
+) -> None:
+    """To the first, the second and the third; a checkpoint was not due at that step."""
+    order = [f"{name}-drained" for name in METHODS]
+    for rank in range(3):
+        seen = json.loads((worlds / "plan-3" / f"seen-{rank}.json").read_text())
+        assert [one["ended"] for one in seen[-len(order) :]] == ["stopped"] * len(order)
+    kept = list_checkpoints(worlds / f"{method}-drained" / "checkpoints")
+    assert [step_of(path) for path in kept] == [4, 6]
 
 
 TEACHERS = Path(__file__).parents[2] / "docs" / "teachers"
@@ -293,8 +356,11 @@ except SystemExit as end:
 
 
 @pytest.mark.full
-def test_a_process_that_is_killed_ends_the_other_which_says_so_within_half_a_minute(make: Make, tmp_path: Path) -> None:
-    spec = make(tmp_path / "out", "grpo", processes=2, max_steps=40)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_that_is_killed_ends_the_other_which_says_so_within_half_a_minute(
+    method: str, make: Make, tmp_path: Path
+) -> None:
+    spec = make(tmp_path / "out", method, processes=2, max_steps=40)
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(spec))
     (tmp_path / "killed.py").write_text(KILLED)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -318,3 +384,107 @@ def test_a_step_of_all_processes_wants_as_many_prompts_and_each_takes_whole_grou
     held["rollouts"] = {"group": 5}
     with pytest.raises(ConfigError, match=r"is 12 rollouts a step of one process, .*no multiple of rollouts\.group"):
         read_teacher_spec(held, where="here")
+
+
+TRAIN_SH = ROOT / "docs" / "deploy" / "torchrun" / "train.sh"
+
+
+def test_the_recipe_for_torchrun_trains_and_everything_is_written_and_said_once(make: Make, tmp_path: Path) -> None:
+    """The curve, what a service gets of it, and warnings of the watch, by two processes. The same call again finds the
+    teacher.
+    """
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    output = tmp_path / "out"
+    spec = make(output, "grpo", processes=2, max_steps=6, report_to=["tensorboard"])
+    spec["watch"] = {"window": 1, "length": 1.001}
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(spec))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    around = {**os.environ, "PATH": path, "GPUS": "2", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    call = [str(TRAIN_SH), "train", str(tmp_path / "teacher.yaml")]
+    ends = [
+        subprocess.run(call, env=around, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        for _ in range(2)
+    ]
+    assert [end.returncode for end in ends] == [0, 0], [end.stderr[-4000:] for end in ends]
+    assert [end.stdout.count("teacher is in") for end in ends] == [1, 1]
+    assert ends[1].stdout.startswith("Nothing to do")
+    said = ends[0].stderr.splitlines()
+    assert said.count("waiting for all 2 processes") == 1
+    warnings = [line for line in said if line.startswith("watch: ")]
+    assert warnings
+    assert len(warnings) == len(set(warnings))
+    notes = json.loads((output / "manifest.json").read_text())["notes"]
+    assert warnings == [note for note in notes if note.startswith("watch: ")]
+    points = [(row["step"], row["split"], row["name"]) for row in table(output, "curves.parquet")]
+    assert len(points) == len(set(points))
+    (events,) = {file.parent for file in (output / ".tensorboard").rglob("events.out.*")}
+    held = EventAccumulator(str(events)).Reload()
+    sent = [(one.step, tag) for tag in held.Tags()["scalars"] for one in held.Scalars(tag)]
+    assert sorted(sent) == sorted((step, f"{split}/{name}") for step, split, name in points)
+
+
+LEFT_OVER = {
+    "a size alone": {"WORLD_SIZE": "4"},
+    "a rank alone": {"RANK": "1"},
+    "as Kubeflow sets them": {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "node", "MASTER_PORT": "29500"},
+    "a place on the machine": {"LOCAL_RANK": "0"},
+    "MPI": {"OMPI_COMM_WORLD_SIZE": "2"},
+}
+
+
+@pytest.mark.parametrize("left", LEFT_OVER)
+def test_what_another_tool_left_in_the_environment_is_refused_by_name(
+    left: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(make(tmp_path / "out", "sft", processes=1)))
+    for name, value in LEFT_OVER[left].items():
+        monkeypatch.setenv(name, value)
+    assert relabel("train", str(tmp_path / "teacher.yaml")) == 3
+    said = capsys.readouterr().err
+    assert all(f"{name}={value}" in said for name, value in LEFT_OVER[left].items())
+    assert "torchrun" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_process_by_a_launcher_is_one(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(make(tmp_path / "out", "sft", processes=1)))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run") == 0
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_resumed_with_another_number_of_processes_by_other_steps_is_refused_with_both_numbers(
+    method: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go({"spec": make(tmp_path / "out", method, processes=1), "die_at": "after_training_step:3"}, is_first=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    held = read_teacher_spec(make(tmp_path / "out", method, processes=3), where="here")
+    with pytest.raises(StaleRunError, match=r"train\.accumulation, of all processes together: was 6, is 4"):
+        estimate_teacher(held, Storage(), start="resume")
+    held = read_teacher_spec(make(tmp_path / "out", method, processes=2), where="here")
+    estimate_teacher(held, Storage(), start="resume")
+
+
+def test_more_processes_than_gpus_are_refused_by_all_and_the_first_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"2 processes on this machine, where torch finds 1 GPU: .*--nproc-per-node"):
+        make_accelerator(TrainingSection())
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SaidElsewhereError):
+        make_accelerator(TrainingSection())
+
+
+def test_a_dry_run_by_several_processes_answers_once(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(make(tmp_path / "out", "grpo", processes=2)))
+    launched = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run") == 0
+    assert capsys.readouterr() == ("", "")

@@ -329,9 +329,9 @@ def test_a_damaged_model_to_start_from_is_named(
         assert str(dry.value) == str(found.value)
 
 
-def test_shards_that_accelerates_config_asks_for_are_refused_with_what_to_do_without(
+def test_shards_that_accelerates_config_asks_for_are_refused_with_the_key_that_does_it(
     direct_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match=r"pickle\. .*`method: sft` is not .*lora"):
+    with pytest.raises(ConfigError, match=r"pickle\. .*`train\.strategy: fsdp`"):
         direct_of()
