@@ -78,7 +78,7 @@ class OneAsk(Labeler):
         return [self._ask(self.example)]
 
     def _ask(self, pair: Pair) -> Ask:
-        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self.data)))
+        messages = (self._system, self._user.message(*[getattr(pair, name) for name in self.data]))
         format = self._reader.format
         return Ask(
             stage=self._stage,

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby, pairwise
+from itertools import groupby
+from operator import attrgetter, ne
 from typing import NamedTuple
 
 from relabel.manifests.errors import RelabelError
@@ -95,19 +96,20 @@ class GradeWatch:
             What there is to warn of, once; its counts go on while it lasts.
         """
         known = self._jump
-        for query_id, group in groupby(rows, key=lambda row: row.query_id):
+        for query_id, group in groupby(rows, key=attrgetter("query_id")):
             self._add_query(query_id, list(group))
         return self._jump if self._jump is not known else None
 
     def _add_query(self, query_id: str, rows: list[Graded]) -> None:
-        is_uniform = len({row.grade for row in rows}) == 1
-        is_alike = is_uniform and bool(self._run) and self._run[-1].grade == rows[0].grade
+        grades = [row.grade for row in rows]
+        is_uniform = len(set(grades)) == 1
+        is_alike = is_uniform and bool(self._run) and self._run[-1].grade == grades[0]
         if not is_alike:
             self._end_run()
         if not is_uniform:
             self._queries += 1
-            self._changes += sum(row.grade != following.grade for row, following in pairwise(rows))
-            self._before.update(row.grade for row in rows)
+            self._changes += sum(map(ne, grades, grades[1:]))
+            self._before.update(grades)
             return
         if not self._run and self._queries:
             self._changes += 1

@@ -337,10 +337,13 @@ class Session:
     def _finished_rows(self, work: ChunkWork) -> FinishedRows:
         cascade = self.opened.cascade
         labels = [row for row in work.rows if isinstance(row, LabelRow)]
+        quarantine: list[QuarantineRow] = []
+        if len(labels) < len(work.rows):
+            quarantine = [row for row in work.rows if isinstance(row, QuarantineRow)]
         answers = {row["key"]: row for row in work.answers}
         return FinishedRows(
             labels=labels if cascade is None else with_sources(cascade, work),
-            quarantine=[row for row in work.rows if isinstance(row, QuarantineRow)],
+            quarantine=quarantine,
             answers=sorted(answers.values(), key=lambda row: bytes(row["key"])),
             schema=self._schema,
         )
