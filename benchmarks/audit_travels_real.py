@@ -247,8 +247,9 @@ def page_of(folder: Path, audits: Mapping[str, Path], held_out: pl.DataFrame) ->
         lines.append(f"| {name} | {auc:.3f} | {judge.step():.2f} | {cpu_s:.0f} |")
     lines += [
         "",
-        "| probe | Qwen | student of its labels | student of gold | SmolLM2 | labels' less gold's | the weakness |",
-        "|---|---|---|---|---|---|---|",
+        "| probe | Qwen | student of its labels | student of gold | SmolLM2 "
+        "| labels' less gold's | own step | the weakness |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     directions = {probe["probe"]: probe["direction"] for probe in facts["Qwen"]["probes"]}
     own_step = {name: judge.step() for name, judge in judges.items()}
@@ -258,10 +259,12 @@ def page_of(folder: Path, audits: Mapping[str, Path], held_out: pl.DataFrame) ->
             continue
         verdicts = [verdict(judges, probe, direction, steps, resampled) for steps in (same_step, own_step)]
         shares = {name: resampled.share(judge.moves(probe, direction, STEP)) for name, judge in judges.items()}
-        less = resampled.share(excess(judges, probe, direction, same_step))
-        ends = verdicts[0] if verdicts[0] == verdicts[1] else f"cannot be shown (own step: {verdicts[1]})"
+        less = [
+            resampled.share(excess(judges, probe, direction, steps)).text("+.2f") for steps in (same_step, own_step)
+        ]
+        ends = verdicts[0] if verdicts[0] == verdicts[1] else f"cannot be shown ({'; own step: '.join(verdicts)})"
         cells = [shares[name].text() for name in ("Qwen", "student of its labels", "student of gold", "SmolLM2")]
-        lines.append(f"| `{probe}` | {' | '.join(cells)} | {less.text('+.2f')} | {ends} |")
+        lines.append(f"| `{probe}` | {' | '.join([*cells, *less])} | {ends} |")
     return "\n".join(lines)
 
 
