@@ -78,7 +78,9 @@ class Show:
     @property
     def environment(self) -> dict[str, str]:
         """Of every process of the show."""
-        return {**os.environ, **self.place.variables, MARK: str(self.folder), "OMP_NUM_THREADS": "1"}
+        own = {MARK: str(self.folder), "OMP_NUM_THREADS": "1"}
+        own["PYTHONDONTWRITEBYTECODE"] = ""  # or each of thousands of starts compiles relabel for 3 s of a core
+        return {**os.environ, **self.place.variables, **own}
 
 
 def write_pairs(show: Show) -> None:
