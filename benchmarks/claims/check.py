@@ -62,6 +62,7 @@ def main() -> None:
         "sections": sections,
     }
     of_runs: dict[str, tuple[str, Callable[[Path], Iterator[Found]]]] = {
+        "number-of-documents": ("number-of-documents.json", number_of_documents),
         "enough": ("review", enough),
     }
     places = dict.fromkeys(checks, data)
@@ -792,6 +793,27 @@ def labels_of(run: Path) -> list[dict[str, object]]:
     return [row for path in sorted(run.glob("labels/**/*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
+def number_of_documents(runs: Path) -> Iterator[Found]:
+    """B2."""
+    held = json.loads((runs / "number-of-documents.json").read_text(encoding="utf-8"))
+    seconds = {(one["who"], one["size"]): one["seconds"] for one in held}
+    means = {key: sum(rounds) / len(rounds) for key, rounds in seconds.items()}
+    for (who, size), mean in means.items():
+        yield alone(f"seconds {who} {size}", mean)
+        if who != "student":
+            yield alone(f"ratio {who} {size}", mean / means["student", size])
+    random = np.random.default_rng(7)
+    logs = np.zeros(RESAMPLES)
+    value = 0.0
+    for key, sign in ((("r3a", 30), 1), (("r3a", 1), -1), (("student", 30), -1), (("student", 1), 1)):
+        rounds = seconds[key]
+        drawn = random.integers(0, len(rounds), (RESAMPLES, len(rounds)))
+        logs += sign * np.log([np.mean([rounds[place] for place in row]) for row in drawn])
+        value += sign * np.log(means[key])
+    yield percentiles("growth", np.exp(value), np.exp(logs))
+    yield alone("smallest", effect(np.exp(logs)))
+
+
 def enough(runs: Path) -> Iterator[Found]:
     """B7."""
     asked = list(dict.fromkeys(pq.read_table(runs / "review.parquet")["query_id"].to_pylist()))
@@ -800,22 +822,20 @@ def enough(runs: Path) -> Iterator[Found]:
         question, version = str(row["query_id"]).rsplit("-", 1)
         yes[question][version] = row["sufficient_probs"][1]
     questions = dict.fromkeys(one.rsplit("-", 1)[0] for one in asked)
-    held = [yes[one] for one in questions if len(yes[one]) == 3]
+    held = [yes[one] for one in questions if len(yes[one]) == 2]
     weight = weights("enough", len(held))
     is_enough = np.repeat([1, 0], len(held))
-    for version in ("other", "all"):
-        scores = np.array([one[version] for one in held] + [one["gold"] for one in held])
-        areas = np.array([roc_auc_score(is_enough, scores, sample_weight=np.tile(drawn, 2)) for drawn in weight])
-        yield percentiles(f"area {version}", roc_auc_score(is_enough, scores), areas)
-        if version == "other":
-            yield alone("smallest", effect(areas))
+    scores = np.array([one["enough"] for one in held] + [one["missing"] for one in held])
+    areas = np.array([roc_auc_score(is_enough, scores, sample_weight=np.tile(drawn, 2)) for drawn in weight])
+    yield percentiles("area", roc_auc_score(is_enough, scores), areas)
+    yield alone("smallest", effect(areas))
     weight = weight / len(held)
-    more = [(1 + np.sign(one["other"] - one["gold"])) / 2 for one in held]
+    more = [(1 + np.sign(one["enough"] - one["missing"])) / 2 for one in held]
     yield percentiles("higher", np.mean(more), weight @ more)
-    stops = {version: np.array([one[version] > 0.5 for one in held]) for version in ("all", "other", "gold")}
+    stops = {version: np.array([one[version] > 0.5 for one in held]) for version in ("enough", "missing")}
     for version, stopped in stops.items():
         yield percentiles(f"stops {version}", np.mean(stopped), weight @ stopped)
-    less = np.subtract(stops["other"], stops["gold"], dtype=float)
+    less = np.subtract(stops["enough"], stops["missing"], dtype=float)
     yield percentiles("stops difference", less.mean(), weight @ less)
 
 
