@@ -837,6 +837,12 @@ def enough(runs: Path) -> Iterator[Found]:
         yield percentiles(f"stops {version}", np.mean(stopped), weight @ stopped)
     less = np.subtract(stops["enough"], stops["missing"], dtype=float)
     yield percentiles("stops difference", less.mean(), weight @ less)
+    refused = {}
+    for path in (runs / "review").glob("quarantine/**/*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            refused[row["query_id"]] = "sufficient>yes<" in row["tries"][-1]["text"]
+    for version in ("enough", "missing"):
+        yield alone(f"refused {version}", sum(yes and one.endswith(version) for one, yes in refused.items()))
 
 
 if __name__ == "__main__":
