@@ -28,7 +28,7 @@ def serve(rerank: Any) -> Iterator[Callable[..., str]]:
     servers = []
 
     def start(model: Any) -> str:
-        server = rerank.serve(model, 0)
+        server = rerank.serve(rerank.Served(model, model.version), 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_address[1]}"

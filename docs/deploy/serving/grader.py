@@ -38,6 +38,9 @@ class Grader:
 
 if __name__ == "__main__":
     dest, query, *documents = sys.argv[1:]
+    if not Path(dest, "current", "load.py").is_file():
+        print(f"{dest}: `relabel pull` has put no bundle here yet.", file=sys.stderr)
+        sys.exit(2)
     grader = Grader(dest)
     print(f"version {grader.version}, {grader.student.precision} on {grader.student.provider}")
     for document, grade in zip(documents, grader.expected_grades(query, documents), strict=True):

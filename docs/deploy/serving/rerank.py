@@ -14,6 +14,7 @@ import threading
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, NamedTuple
 
 MOST_DOCUMENTS = 1_000
 MOST_PAIRS = 256  # of requests that are answered together
@@ -42,6 +43,13 @@ def version_of(folder, student):
     return f"{folder.name} ({student.version})" if has_name else student.version
 
 
+class Served(NamedTuple):
+    """A bundle that is open, and its version's name; in one value, so that no answer names another version."""
+
+    student: Any
+    version: str
+
+
 def follow(server, dest, served, stop, look_every_s=LOOK_EVERY_S, **options):
     """Serve what DEST/current points to, whenever that is another folder than `served`, until `stop` is set. A version
     that can't be loaded is reported, and the one before it is served on."""
@@ -52,9 +60,8 @@ def follow(server, dest, served, stop, look_every_s=LOOK_EVERY_S, **options):
         served = folder
         try:
             student = open_student(folder, **options)
-            server.version = version_of(folder, student)
-            server.scorer.student = student
-            print(f"serving version {server.version}", file=sys.stderr)
+            server.scorer.served = Served(student, version_of(folder, student))
+            print(f"serving version {server.scorer.served.version}", file=sys.stderr)
         except Exception as exc:  # noqa: BLE001 (the server goes on)
             print(f"{folder} can't be served: {type(exc).__name__}: {exc}", file=sys.stderr)
 
@@ -62,13 +69,13 @@ def follow(server, dest, served, stop, look_every_s=LOOK_EVERY_S, **options):
 class Scorer:
     """Scores pairs; those of requests that wait together go into one call."""
 
-    def __init__(self, student):
-        self.student = student
+    def __init__(self, served):
+        self.served = served
         self.waiting = queue.Queue(MOST_DOCUMENTS)
         threading.Thread(target=self._work, daemon=True).start()
 
     def scores(self, pairs):
-        """A score a pair, from 0 to 1."""
+        """A score a pair, from 0 to 1, and the version that they are of."""
         done = Future()
         self.waiting.put((pairs, done))
         return done.result()
@@ -78,10 +85,11 @@ class Scorer:
             asked = [self.waiting.get()]
             while not self.waiting.empty() and sum(len(pairs) for pairs, _ in asked) < MOST_PAIRS:
                 asked.append(self.waiting.get())
+            student, version = self.served
             try:
-                found = self.student.score([pair for pairs, _ in asked for pair in pairs])
+                found = student.score([pair for pairs, _ in asked for pair in pairs])
                 for pairs, done in asked:
-                    done.set_result(found[: len(pairs)])
+                    done.set_result((found[: len(pairs)], version))
                     found = found[len(pairs) :]
             except Exception as exc:  # noqa: BLE001 (those who asked get it)
                 for _, done in asked:
@@ -93,7 +101,7 @@ class Rerank(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/health":
-            self._reply(200, {"version": self.server.version})
+            self._reply(200, {"version": self.server.scorer.served.version})
         else:
             self._reply(404, {"error": "POST /rerank or GET /health"})
 
@@ -112,16 +120,19 @@ class Rerank(BaseHTTPRequestHandler):
             self._reply(400, {"error": f"want {{query, documents}}: {exc}"})
             return
         try:
-            scores = self.server.scorer.scores([(query, document) for document in documents])
+            scores, version = self.server.scorer.scores([(query, document) for document in documents])
         except Exception as exc:  # noqa: BLE001 (the server goes on)
             self._reply(500, {"error": f"{type(exc).__name__}: {exc}"[:300]})
             return
         order = sorted(range(len(scores)), key=lambda place: -scores[place])[: asked.get("top_n")]
-        self._reply(200, {"results": [{"index": place, "relevance_score": scores[place]} for place in order]})
+        results = [{"index": place, "relevance_score": scores[place]} for place in order]
+        self._reply(200, {"results": results}, {"X-Relabel-Version": version})
 
-    def _reply(self, status, body):
+    def _reply(self, status, body, headers=None):
         data = json.dumps(body).encode()
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -131,11 +142,10 @@ class Rerank(BaseHTTPRequestHandler):
         """Requests are not logged: they hold texts of users."""
 
 
-def serve(student, port, host="127.0.0.1"):
+def serve(served, port, host="127.0.0.1"):
     """A server, started by serve_forever()."""
     server = ThreadingHTTPServer((host, port), Rerank)
-    server.scorer = Scorer(student)
-    server.version = student.version
+    server.scorer = Scorer(served)
     return server
 
 
@@ -148,11 +158,14 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--precision")
     arguments = parser.parse_args()
-    served = folder_of(arguments.dest)
-    student = open_student(served, precision=arguments.precision)
-    server = serve(student, arguments.port, arguments.host)
-    server.version = version_of(served, student)
-    following = [server, arguments.dest, served, threading.Event()]
+    folder = folder_of(arguments.dest)
+    if not (folder / "load.py").is_file():
+        print(f"{arguments.dest}: no bundle is here, and `relabel pull` has put none here yet.", file=sys.stderr)
+        sys.exit(2)
+    student = open_student(folder, precision=arguments.precision)
+    version = version_of(folder, student)
+    server = serve(Served(student, version), arguments.port, arguments.host)
+    following = [server, arguments.dest, folder, threading.Event()]
     threading.Thread(target=follow, args=following, kwargs={"precision": arguments.precision}, daemon=True).start()
-    print(f"serving version {server.version} on {arguments.host}:{server.server_port}", file=sys.stderr)
+    print(f"serving version {version} on {arguments.host}:{server.server_port}", file=sys.stderr)
     server.serve_forever()
