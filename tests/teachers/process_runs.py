@@ -125,4 +125,5 @@ if __name__ == "__main__":
     plan, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     found = [go(entry, is_first=rank == 0) for entry in json.loads(plan.read_text())]
     (plan.parent / f"seen-{rank}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():  # one process alone has no group
+        torch.distributed.destroy_process_group()
