@@ -27,6 +27,7 @@ from relabel.jobs.sections import (
     Block,
     Cell,
     Paragraph,
+    Remarks,
     Table,
     as_text,
     closing_blocks,
@@ -38,7 +39,7 @@ from relabel.manifests.errors import ConfigError, GateError, InputError, StaleRu
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import Pair
-from relabel.manifests.metrics.evaluation import Gate, GateVerdict, judge_gate
+from relabel.manifests.metrics.evaluation import FEWEST_QUERIES, Gate, GateVerdict, judge_gate
 from relabel.manifests.metrics.metric import (
     Difference,
     Formula,
@@ -620,21 +621,60 @@ def move_figures(
 # ------------------------------------------------------------------------------
 # The result as blocks, and as a gate of `publish`.
 
+FOOLED = 0.05
+"""A probe is named in the verdict where more pairs than one in twenty move the wrong way: the low end of the interval,
+and more than move so when they are asked again.
+"""
 NOT = {"up": "rise", "down": "fall", "either": "move"}
 
 
 def audit_blocks(result: AuditResult) -> list[Block]:
-    """Figures, the worst examples, and the gates."""
-    by = f"moved so: by {result.step:.3g} or more, a tenth of the scale"
+    """The verdict, figures, what each probe changes, the worst examples, and the gates."""
     blocks: list[Block] = [
-        Paragraph(f"{result.judge}: {result.rows:,} pairs of {result.queries:,} queries, {by}"),
+        verdict_of(result.judge, result),
         moves_table(result, "how the grade moves"),
+        about_probes(result),
     ]
     furthest = furthest_table(result)
     if furthest.rows:
         blocks.append(furthest)
+    return [*blocks, *closing_blocks([], result.gates)]
+
+
+def verdict_of(name: str, result: AuditResult) -> Paragraph:
+    """By which probes a judge is fooled, or that none was shown to."""
+    gates = "".join(f" A gate refuses it: {verdict}." for verdict in result.refused)
+    fooled = "; ".join(f"{probe.probe} {moved_text(probe)}" for probe in result.probes if is_fooled_by(probe))
+    over = f"{result.rows:,} pairs of {result.queries:,} queries"
+    if result.queries < FEWEST_QUERIES:
+        return Paragraph(f"Whether {name} can be fooled is not known: {over} are too few.{gates}", "warn")
+    if fooled:
+        return Paragraph(
+            f"{name} can be fooled. Pairs that a probe moves the wrong way: {fooled}; {over}.{gates}", "bad"
+        )
+    text = f"No probe is shown to move more than one pair in twenty of {name} the wrong way; {over}.{gates}"
+    return Paragraph(text, "bad" if gates else "good")
+
+
+def is_fooled_by(probe: ProbeResult) -> bool:
+    """Whether the judge is shown to be."""
+    low = probe.moved.low
+    return not probe.is_noise and low is not None and low > max(FOOLED, probe.again or 0.0)
+
+
+def moved_text(probe: ProbeResult) -> str:
+    """`83 % (66 to 92 %)`."""
+    moved = probe.moved
+    assert moved.value is not None
+    assert moved.low is not None
+    assert moved.high is not None
+    return f"{moved.value:.0%} ({moved.low:.0%} to {moved.high:.0%})"
+
+
+def about_probes(result: AuditResult) -> Remarks:
+    """What each probe changes, and what counts as a move."""
     notes = [f"{probe.probe}: {probe.about}" for probe in result.probes]
-    return [*blocks, *closing_blocks(notes, result.gates)]
+    return Remarks([*notes, f"moved so: by {result.step:.3g} or more, a tenth of the scale"])
 
 
 def moves_table(result: AuditResult, caption: str) -> Table:

@@ -17,7 +17,7 @@ from relabel.jobs.commands.options import (
     scored_model_options,
     set_option,
 )
-from relabel.jobs.output import emit
+from relabel.jobs.output import emit, note
 from relabel.manifests.errors import UsageError
 
 JOB_SUFFIXES = (".yaml", ".yml", ".json")
@@ -99,7 +99,7 @@ def audit(
     The same command again continues a killed audit, and asks nothing where all is answered. Exit 5: a gate of --require
     or of the job's `audit.require` failed; `relabel publish` then wants --anyway.
     """
-    from relabel.jobs.audit import AuditOptions, AuditResult, audit_folder
+    from relabel.jobs.audit import AUDIT_NAME, AuditOptions, AuditResult, audit_folder
     from relabel.jobs.audit import audit as audit_judge
     from relabel.jobs.colder import read_colder
     from relabel.jobs.job import load_job
@@ -156,4 +156,5 @@ def audit(
     )
     if isinstance(result, AuditResult):
         report_refused(result.gates)
+        note(f"the audit is {folder / AUDIT_NAME}")
     return emit(result, output, result.exit_code)

@@ -11,27 +11,22 @@ from relabel.jobs.audit import (
     AUDIT_NAME,
     LABELS,
     AuditResult,
-    ProbeResult,
+    about_probes,
     audit_folder,
     furthest_table,
     moves_table,
     read_audit,
+    verdict_of,
 )
 from relabel.jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
 from relabel.jobs.sections import Block, Fold, Paragraph, Section, closing_blocks
 from relabel.jobs.tables import is_remote
 from relabel.manifests.errors import RelabelError
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.evaluation import FEWEST_QUERIES
 from relabel.manifests.plan import load_plan, recipe_differences
 from relabel.manifests.records import sha256_bytes
 from relabel.manifests.run_manifest import MANIFEST_NAME
 from relabel.manifests.store import open_run_store, read_if_there
-
-FOOLED = 0.05
-"""A probe is named in the verdict where more pairs than one in twenty move the wrong way: the low end of the interval,
-and more than move so when they are asked again.
-"""
 
 
 def audits_section(artifacts: Sequence[Artifact], storage: Storage, *, has_texts: bool) -> tuple[Section, list[str]]:
@@ -78,42 +73,11 @@ def difference_to(artifact: Artifact, result: AuditResult, folder: Path, storage
     return f"{', '.join(names)} differ" if names else ""
 
 
-def verdict_of(name: str, result: AuditResult) -> Paragraph:
-    """By which probes a judge is fooled, or that none was shown to."""
-    gates = "".join(f" A gate refuses it: {verdict}." for verdict in result.refused)
-    fooled = "; ".join(f"{probe.probe} {moved_text(probe)}" for probe in result.probes if is_fooled_by(probe))
-    over = f"{result.rows:,} pairs of {result.queries:,} queries"
-    if result.queries < FEWEST_QUERIES:
-        return Paragraph(f"Whether {name} can be fooled is not known: {over} are too few.{gates}", "warn")
-    if fooled:
-        return Paragraph(
-            f"{name} can be fooled. Pairs that a probe moves the wrong way: {fooled}; {over}.{gates}", "bad"
-        )
-    text = f"No probe is shown to move more than one pair in twenty of {name} the wrong way; {over}.{gates}"
-    return Paragraph(text, "bad" if gates else "good")
-
-
-def is_fooled_by(probe: ProbeResult) -> bool:
-    """Whether the judge is shown to be."""
-    low = probe.moved.low
-    return not probe.is_noise and low is not None and low > max(FOOLED, probe.again or 0.0)
-
-
-def moved_text(probe: ProbeResult) -> str:
-    """`83 % (66 to 92 %)`."""
-    moved = probe.moved
-    assert moved.value is not None
-    assert moved.low is not None
-    assert moved.high is not None
-    return f"{moved.value:.0%} ({moved.low:.0%} to {moved.high:.0%})"
-
-
 def audit_blocks(name: str, result: AuditResult, *, has_texts: bool) -> Iterator[Block]:
-    """The table of probes, the pairs that moved the furthest, and what each probe changes."""
+    """The table of probes and what each of them changes, the pairs that moved the furthest, and the gates."""
     yield moves_table(result, f"How the grades of {name} move")
+    yield about_probes(result)
     furthest = furthest_table(result)
     if has_texts and furthest.rows:
         yield Fold(f"The {len(furthest.rows)} pairs that moved the furthest", [furthest])
-    notes = [f"{probe.probe}: {probe.about}" for probe in result.probes]
-    notes.append(f"moved so: by {result.step:.3g} or more, a tenth of the scale")
-    yield from closing_blocks(notes, result.gates)
+    yield from closing_blocks([], result.gates)

@@ -42,6 +42,19 @@ def test_a_judge_that_counts_words_fails_stuffing_and_passes_length(relabel: Rel
     assert (worst["before"], worst["after"]) == pytest.approx((2, 3))
 
 
+def test_the_verdict_is_first_and_what_a_probe_changes_is_below_its_row(
+    relabel: Relabel, judged_by: JudgedBy, folder: Path
+) -> None:
+    job = judged_by("CountsWords")
+    outcome = relabel("audit", job)
+    verdict = outcome.out.splitlines()[0]
+    assert verdict.startswith(f"{job} can be fooled. Pairs that a probe moves the wrong way: stuffing 83% (")
+    assert verdict.endswith("; 24 pairs of 6 queries.")
+    about = outcome.out.index("stuffing: the query")
+    assert outcome.out.index("stuffing  ") < about < outcome.out.index("the furthest")
+    assert f"note: the audit is {folder}/out/measurements/ecom/audit/audit.json" in outcome.err
+
+
 def test_a_judge_that_reads_gold_passes_every_probe(relabel: Relabel, judged_by: JudgedBy) -> None:
     job = judged_by("ReadsGold", {"audit": {"require": dict.fromkeys(WITHOUT_ORDER, 0.0)}})
     outcome = relabel("audit", job, "--output", "json")
