@@ -484,7 +484,7 @@ def _read_opinions(
         ids: see `_ids_by_text`; for a form that knows a query by its text.
         origins: gets what the file says of its pairs.
     Raises:
-        InputError: it lacks a column, a grade is none of the run's scale, or nobody is named.
+        InputError: it lacks a column, a grade is none of the run's scale, no row has one, or nobody is named.
     """
 
     def choose(names: list[str]) -> list[str]:
@@ -498,6 +498,9 @@ def _read_opinions(
 
     columns = load_columns(path, choose, storage)
     given = read_grades(columns["grade"]).readable(path, "grade")
+    if given.null_count == len(given):
+        rows = f"{len(given):,} rows" if len(given) else "pairs"
+        raise InputError(f"{path}: none of its {rows} has a grade. Is it the filled-in file?")
     check_scale(grades_seen(given), grades, where=path, option=None)
     query_ids = texts_of(as_ids(columns["query_id"], path=path, name="query_id"))
     doc_ids = texts_of(as_ids(columns["doc_id"], path=path, name="doc_id"))

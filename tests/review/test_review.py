@@ -116,10 +116,12 @@ def test_tasks_of_label_studio_predict_the_label_and_have_the_texts(
 
 @pytest.mark.usefixtures("labelled")
 @pytest.mark.parametrize("name", ["look.labelstudio.json", "look.quepid.csv", "look.parquet", "look.jsonl", "look.csv"])
-def test_a_file_that_nobody_filled_in_is_no_gold(review: Call, name: str) -> None:
-    review("--to", name)
-    gathered = review("--from", f"anna={name}", "--to", "gold.parquet")
-    assert (gathered["judgments"], gathered["people"]) == (0, [])
+def test_a_file_that_nobody_filled_in_is_refused(relabel: Call, review: Call, name: str) -> None:
+    review("--to", name, "--pairs", "20")
+    rows = "pairs" if name.endswith(".labelstudio.json") else "20 rows"  # Label Studio's judgments are its rows
+    outcome = relabel("review", "out/ecom", "--from", f"anna={name}", "--to", "gold.parquet")
+    outcome.refused(3, f"{name}: none of its {rows} has a grade. Is it the filled-in file?")
+    assert not Path("gold.parquet").exists()
 
 
 @pytest.mark.usefixtures("labelled")
