@@ -344,7 +344,10 @@ def labels_section(runs: Sequence[RunTally]) -> Section:
     entropy = [(tally.run.name, tally.entropy) for tally in runs]
     outside = [(tally.run.name, tally.outside) for tally in runs]
     blocks += _histograms("Entropy of the distributions", "entropy, nats", entropy)
-    blocks += _histograms("Mass outside the grades", "outside mass", outside)
+    if any(histogram.total for _, histogram in outside):
+        blocks += _histograms("Mass outside the grades", "outside mass", outside)
+    elif rows := sum(histogram.rows for _, histogram in outside):
+        blocks.append(Paragraph(f"No probability lies outside the grades, in any of {rows:,} labels."))
     if runs and not any(tally.entropy.rows for tally in runs):
         blocks.append(Paragraph("These labels hold no distributions, so no entropy and no outside mass can be shown."))
     flags: list[list[Cell]] = []

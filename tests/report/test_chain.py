@@ -303,6 +303,15 @@ def test_a_page_says_first_that_answers_are_made_up(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("outside", "is_drawn"), [(0.0, False), (0.02, True)])
+def test_mass_outside_the_grades_is_drawn_where_there_is_any(tmp_path: Path, outside: float, is_drawn: bool) -> None:
+    pairs = write_table(tmp_path / "pairs.parquet", plain_pairs(2, 4))
+    run = forge_run(tmp_path / "run", pairs, lambda _: Judgment(1, outside=outside))
+    html = build_report([str(run)], Storage()).html
+    assert ("Mass outside the grades" in plots_of(html)) == is_drawn
+    assert ("No probability lies outside the grades, in any of 8 labels." in html) != is_drawn
+
+
 def test_the_command_prints_a_verdict_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = write_table(tmp_path / "pairs.parquet", plain_pairs(2, 4))
     names = ("one", "two")
