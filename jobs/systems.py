@@ -820,17 +820,22 @@ def judging_plan(
     open_G = order[~is_gold_G[order]]
     num_gold = int(is_gold_G.sum())
     wanted = [pair.more_queries for pair in pairs if pair.more_queries is not None]
-    if num_gold < FEWEST_FOR_LEVELS:
-        count = FEWEST_FOR_LEVELS - num_gold
-        reason = f"{FEWEST_FOR_LEVELS} gold queries are the least for all figures; how many more is known after them"
+    for_levels = FEWEST_FOR_LEVELS - num_gold
+    least = f"{FEWEST_FOR_LEVELS} gold queries are the least for all figures"
+    if num_gold < FEWEST_FOR_DIFFERENCES:
+        count = for_levels
+        reason = f"{least}; how many more is known after them"
     elif len(wanted) < len(pairs):
         count = len(open_G)
         reason = f"no number of queries shows {options.width:g} for each pair"
+    elif max(wanted) < for_levels:
+        count = for_levels
+        reason = least
     else:
         count = max(wanted)
-        reason = f"so many more would show a difference of {options.width:g} in nDCG@{options.k} for each pair"
+        reason = f"{count:,} more would show a difference of {options.width:g} in nDCG@{options.k} for each pair"
     if count > len(open_G):
-        reason += f"; there are {len(open_G):,} that nobody judged, so queries have to be added"
+        reason += f"; nobody judged {len(open_G):,} of those that there are, so queries have to be added"
     chosen_G = np.zeros(len(comparison.queries), dtype=bool)
     chosen_G[open_G[:count]] = True
     documents = set[tuple[str, str]]()

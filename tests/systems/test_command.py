@@ -220,6 +220,15 @@ def test_the_plan_asks_for_the_wanted_width(collection: Collection, compare: Com
     assert compare(*arguments, "--plan", "--width", "0.9")["plan"]["queries"] == []
 
 
+@pytest.mark.parametrize("gold", [6, 12, 36])
+def test_the_plan_and_the_sentence_name_the_same_number(collection: Collection, compare: Compare, gold: int) -> None:
+    found = compare(*collection.write_all(gold=gold), "--plan", "--width", "0.02")
+    more = found["pairs"][0]["more_queries"]
+    assert more > 10
+    assert f"{more:,} more would show a difference of 0.02" in found["plan"]["reason"]
+    assert len(found["plan"]["queries"]) == min(more, 40 - gold)
+
+
 def test_scores_of_the_judge_are_warned_of(collection: Collection, compare: Compare, relabel: Relabel) -> None:
     arguments = collection.write_all(gold=12)
     found = compare(*arguments, "--made-by", "good=student", "--made-by", "bad=other")
