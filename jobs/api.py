@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from relabel.jobs.ask import Asked
+    from relabel.jobs.compared_systems import ComparedSystems
     from relabel.jobs.sections import ComparedSets, JudgedLabels
     from relabel.jobs.trained import StudentResult
 
@@ -89,8 +90,10 @@ def _names_arguments(call: Callable[Given, Returned]) -> Callable[Given, Returne
             return found[0]
         if found["pair"]:
             return f'overrides=["{found["pair"]}"]'
-        name = _ARGUMENTS.get(found["flag"], found["flag"].replace("-", "_"))
-        if name not in parameters and ("options" not in parameters or name not in _judging_fields()):
+        name = found["flag"].replace("-", "_")
+        if name not in parameters:
+            name = _ARGUMENTS.get(found["flag"], name)
+        if name not in parameters and ("options" not in parameters or name not in _option_names(call.__name__)):
             return found[0]
         if found["map"]:
             return f"{name}={{{found['map'].replace('=', ': ').replace(',', ', ')}}}"
@@ -111,10 +114,33 @@ def _names_arguments(call: Callable[Given, Returned]) -> Callable[Given, Returne
     return called
 
 
-def _judging_fields() -> set[str]:
+def _option_names(function: str) -> set[str]:
+    """What may be among the further `options` of `evaluate` or `systems`."""
     from relabel.jobs.evaluate import JudgingOptions
+    from relabel.jobs.systems import SystemsOptions
 
-    return {field.name for field in fields(JudgingOptions)}
+    kind = SystemsOptions if function == "systems" else JudgingOptions
+    return {field.name for field in fields(kind)}
+
+
+def _checked_options(function: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Further options, with maps read that are texts.
+
+    Raises:
+        UsageError: an option is unknown.
+    """
+    from relabel.manifests.gold import parse_map
+    from relabel.manifests.specs import nearest
+
+    known = _option_names(function)
+    for name in options.keys() - known:
+        meant = _ARGUMENTS.get(name.replace("_", "-")) or nearest(name, sorted(known))
+        raise UsageError(f"{function}: no argument `{name}`." + (f" Did you mean `{meant}`?" if meant else ""))
+    flags = {"grade_map": "--map", "label_map": "--map-labels"}
+    return {
+        name: parse_map(value, flags[name]) if name in flags and isinstance(value, str) else value
+        for name, value in options.items()
+    }
 
 
 @_names_arguments
@@ -284,29 +310,44 @@ def evaluate(
     """
     from relabel.jobs.evaluate import JudgingOptions, compare_sets, judge
     from relabel.manifests.files import Storage
-    from relabel.manifests.gold import parse_map
     from relabel.manifests.metrics.evaluation import parse_flag
-    from relabel.manifests.specs import nearest
 
     if len(labels) == 1 and qrels is None:
         raise UsageError("evaluate: one set is judged by gold: give `qrels`, or a second set to compare it with.")
-    for name in options.keys() - _judging_fields():
-        meant = _ARGUMENTS.get(name.replace("_", "-")) or nearest(name, sorted(_judging_fields()))
-        raise UsageError(f"evaluate: no argument `{name}`." + (f" Did you mean `{meant}`?" if meant else ""))
-    for name, option in (("grade_map", "--map"), ("label_map", "--map-labels")):
-        if isinstance(options.get(name), str):
-            options[name] = parse_map(options[name], option)
     judging = JudgingOptions(
         qrels=qrels,
         side=side,
         gates=[parse_flag(text) for text in require],
         resamples=resamples,
         seed=seed,
-        **options,
+        **_checked_options("evaluate", options),
     )
     if len(labels) == 1:
         return judge(labels, judging, Storage())[1]
     return compare_sets(labels, judging, Storage())
+
+
+@_names_arguments
+def systems(*rankings: str, labels: str, gold: str | None = None, **options: Any) -> ComparedSystems:
+    """Say which of several searches is better, as `relabel systems` does.
+
+    Args:
+        rankings: two or more of `PATH` or `NAME=PATH`: TREC run files, tables, answers of OpenSearch, or scores.
+        labels: the judge's: output of a run, or a file.
+        gold: grades of a few humans; without, the judge's opinion is shown.
+        options: further fields of `SystemsOptions`: `k`, `relevant`, `made_by`, `is_plan`, `width`, `grade_map` … A map
+            is `{3: 2}`, or a text as the command takes it, `"3=2"`.
+    Returns:
+        `pairs`, each with its sentence and `figures` by name; `systems`; warnings, notes, and the plan where it was
+        asked for. Its fields are the keys of the command's JSON.
+    Raises:
+        RelabelError: what is wrong with rankings, labels or gold.
+    """
+    from relabel.jobs.systems import SystemsOptions, compare_systems
+    from relabel.manifests.files import Storage
+
+    chosen = SystemsOptions(labels=labels, gold=gold, **_checked_options("systems", options))
+    return compare_systems(rankings, chosen, Storage())
 
 
 @_names_arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from relabel.jobs.output import Exit
+from relabel.jobs.output import Exit, Printed
 from relabel.jobs.sections import Block, Cell, Paragraph, Remarks, Table, as_text
 from relabel.manifests.metrics.prediction_powered import FEWEST_FOR_LEVELS
 from relabel.manifests.records import LEFT_OUT, plain
@@ -108,7 +108,7 @@ class JudgingPlan:
 
 
 @dataclass(frozen=True)
-class ComparedSystems:
+class ComparedSystems(Printed):
     """All of what `compare_systems` finds.
 
     Args:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     __version__: str
 
     from relabel.export.loader import Student as Bundle
-    from relabel.jobs.api import RunResult, ask, distill, evaluate, read_labels, run
+    from relabel.jobs.api import RunResult, ask, distill, evaluate, read_labels, run, systems
     from relabel.jobs.api import TrainedStudent as Student
 
-__all__ = ["Bundle", "RunResult", "Student", "ask", "distill", "evaluate", "read_labels", "run"]
+__all__ = ["Bundle", "RunResult", "Student", "ask", "distill", "evaluate", "read_labels", "run", "systems"]
 
 
 def __getattr__(name: str) -> Any:

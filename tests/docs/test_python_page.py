@@ -155,6 +155,26 @@ def test_what_was_judged_prints_as_by_the_command(
     assert "accuracy" in found._repr_html_()
 
 
+def test_compared_systems_print_as_by_the_command(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ids = [(f"q{query}", f"d{doc}") for query in range(12) for doc in range(3)]
+    rows = [{"query_id": query, "doc_id": doc, "grade": place % 4} for place, (query, doc) in enumerate(ids)]
+    (folder / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name, sign in (("up", 1), ("down", -1)):
+        ranked = [f"{query} Q0 {doc} 1 {sign * place % 7} {name}\n" for place, (query, doc) in enumerate(ids)]
+        (folder / f"{name}.run").write_text("".join(ranked))
+    found = relabel.systems("up.run", "down.run", labels="labels.jsonl", k=2, grade_map="3=2")
+    assert call("systems", "up.run", "down.run", "--labels", "labels.jsonl", "--k", "2", "--map", "3=2") == 0
+    assert f"{found}\n" == capsys.readouterr().out
+    assert found.pairs[0].sentence in found._repr_html_()
+    with pytest.raises(UsageError, match=r"no argument `with`\. Did you mean `width`"):
+        relabel.systems("up.run", "down.run", labels="labels.jsonl", **{"with": 0.1})
+    with pytest.raises(UsageError, match="`made_by` x: no system is called so"):
+        relabel.systems("up.run", "down.run", labels="labels.jsonl", made_by={"x": "judge"})
+
+
 def test_a_run_prints_as_by_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     write_pairs(folder)
     found = relabel.run(JOB)
