@@ -164,10 +164,11 @@ def shard_decoder(model: Any, device: torch.device) -> None:
     """Cut a teacher over all processes, layer by layer; see `checkpoints.shard`.
 
     Args:
-        model: in peft's wrapper or not.
+        model: in peft's wrapper or not. What it wraps is cut: peft calls that alone to write, and the outermost part of
+            shards gathers its weights when it is called.
     """
     decoder = model.get_base_model() if hasattr(model, "get_base_model") else model
-    checkpoints.shard(model, device, decoder.get_decoder().layers)
+    checkpoints.shard(decoder, device, decoder.get_decoder().layers)
 
 
 SHORT_TOKENS = 128

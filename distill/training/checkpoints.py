@@ -62,8 +62,16 @@ def shard(module: Any, device: torch.device, layers: Iterable[Any]) -> None:
 
 
 def is_sharded(module: Any) -> bool:
-    """Whether `shard` cut it."""
-    return isinstance(module, FSDPModule)
+    """Whether `shard` cut it, or what it wraps."""
+    return _outermost_shards(module) is not None
+
+
+def _outermost_shards(module: Any) -> FSDPModule | None:
+    """The module that `shard` was given; peft wraps it in others."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            return part
+    return None
 
 
 def trained_parameters(module: Any) -> list[tuple[str, Any]]:
@@ -73,8 +81,9 @@ def trained_parameters(module: Any) -> list[tuple[str, Any]]:
 
 def own_parameters(module: Any) -> dict[str, Any]:
     """Parameters by name, or this process's shards of them."""
-    if is_sharded(module):
-        module.reshard()  # an evaluation, unlike a step, leaves the outermost part gathered
+    shards = _outermost_shards(module)
+    if shards is not None:
+        shards.reshard()  # an evaluation, unlike a step, leaves the outermost part gathered
     return dict(module.named_parameters())
 
 
