@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, get_args
 
@@ -125,3 +126,12 @@ def test_the_package_says_that_it_is_typed() -> None:
     packaged = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert (ROOT / "relabel" / "py.typed").is_file()
     assert re.search(r'^relabel = \[.*"py\.typed"', packaged, re.MULTILINE)
+
+
+def test_examples_need_the_project_by_its_own_name_since_relabel_on_the_index_is_somebody_elses() -> None:
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    examples = sorted((DOCS / "examples").glob("*/pyproject.toml"))
+    assert len(examples) > 1
+    for example in examples:
+        needed = tomllib.loads(example.read_text(encoding="utf-8"))["project"]["dependencies"]
+        assert needed == [own], example
