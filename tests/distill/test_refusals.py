@@ -254,7 +254,7 @@ def record(learned: str = "d", digest: str = "m", init: str = "hf:a/b", **spec: 
         fingerprint="f",
         model=BaseModelUsed(init, digest),
         data=learned,
-        spec={"init": init, **spec},
+        spec={"init": init, "train": {"accumulation": 1}, **spec},
     )
 
 

@@ -376,7 +376,7 @@ CALLS = [
     ("review out/ecom --to look.labelstudio.json", _labelled, 0),
     ("review out/ecom --from pairs.parquet --to gold.parquet", _labelled, 3),
     ("review out/ecom --from anna=pairs.parquet --to gold.parquet", _labelled, 0),
-    ("review out/ecom --to look.csv", _labelled, 2),
+    ("review out/ecom --to look.txt", _labelled, 2),
     ("review out/ecom --to look.parquet --examples prompts", _labelled, 2),
     ("review out/ecom --from anna=pairs.parquet --to gold.parquet --examples prompts", _labelled, 3),
     ("review out/ecom --to look.parquet", _planned, 3),

@@ -79,7 +79,7 @@ def test_three_workers_give_the_labels_and_the_report_of_one_process(
 
 
 def test_two_workers_share_a_job_that_names_no_shards(tmp_path: Path) -> None:
-    job = write_job(tmp_path, rows=240, shards=None, p_slow=1.0, slow_s=0.1)
+    job = write_job(tmp_path, rows=240, shards=None, p_slow=1.0, slow_s=0.5)
     code, report, said = relabel(job, "--workers", "2")
     assert (code, report["labelled"]) == (0, 240), said
     receipts = [json.loads(path.read_bytes()) for path in (tmp_path / "out/receipts").rglob("*.json")]
