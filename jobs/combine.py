@@ -30,7 +30,7 @@ from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import FROM_GOLD, GOLD, check_scale, taken
-from relabel.manifests.label_sets import LabelSet, gather, map_labels
+from relabel.manifests.label_sets import LabelSet, gather, is_on_new_scale, map_labels
 from relabel.manifests.labels import codes_of, pair_codes
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.judged import METRICS, Judged
@@ -374,6 +374,9 @@ def _instructions(labels: LabelSet, grades: int, options: JudgingOptions, storag
     judges_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, asked_grades)
     ids = {name: table[name].combine_chunks() for name in names[:3]}
     ids |= {name: ids[name].cast(pa.large_binary()) for name in names[1:3]}
+    label_map = options.label_map
+    if label_map is not None and is_on_new_scale(asked_grades, label_map):
+        label_map = None
     judges = []
     for number, probs_NK in enumerate(np.moveaxis(judges_NJK, 1, 0), 1):
         where = f"{labels.where}: instruction {number}"
@@ -382,7 +385,7 @@ def _instructions(labels: LabelSet, grades: int, options: JudgingOptions, storag
             "grade": probs_NK.argmax(1),
             "probs": pa.array(list(probs_NK), pa.large_list(pa.float64())),
         }
-        part = map_labels(pa.RecordBatch.from_pydict(columns), options.label_map, where=where)
+        part = map_labels(pa.RecordBatch.from_pydict(columns), label_map, where=where)
         judges.append(gather([part], grades=grades, where=where))
     return judges
 

@@ -13,7 +13,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -63,8 +63,8 @@ from relabel.manifests.label_sets import (
     is_run,
     label_set,
     labelled_parts,
-    map_labels,
     no_labels,
+    on_scale_of,
     open_labels,
     open_ranking,
     put_together,
@@ -387,10 +387,7 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
         wants_ids=wants_ids or not is_one_file,
         may_lack=options.may_lack,
     )
-    return replace(
-        labels,
-        parts=lambda: (map_labels(part, options.label_map, where=path) for part in labels.parts()),
-    )
+    return on_scale_of(labels, options.label_map)
 
 
 def _open_ranking(path: str, options: JudgingOptions, storage: Storage) -> LabelSet:
@@ -608,8 +605,8 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
     listed = ", ".join(f"{where} has {grades} grades" for where, grades in scales.items())
     if len(set(scales.values())) > 1:
         raise InputError(
-            f"labels are on different scales ({listed}). Bring them to one with --map-labels OLD=NEW,…, which maps the "
-            "grades of all of them, or take them apart."
+            f"labels are on different scales ({listed}). Bring them to one with --map-labels OLD=NEW,…, for instance "
+            f"{_example_map(scales.values())}: it maps every judge but those of as many grades as the new scale has."
         )
     if scales and options.grades not in (None, *scales.values()):
         raise UsageError(f"--grades {options.grades}: {listed}.")
@@ -621,6 +618,13 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
     if all(labels.kind == "ranking" for labels in sets):
         highest = highest_gold
     return _scale_of_grades(highest, highest_gold)
+
+
+def _example_map(scales: Collection[int]) -> str:
+    """A map of the largest scale to the smallest: the upper half is 1 where that has two grades, else cut above."""
+    largest, smallest = max(scales), min(scales)
+    new = [int(2 * grade >= largest) if smallest == 2 else min(grade, smallest - 1) for grade in range(largest)]
+    return ",".join(f"{old}={grade}" for old, grade in enumerate(new))
 
 
 def _scale_of_grades(highest: int, highest_gold: int) -> tuple[int, list[str]]:

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -447,6 +447,52 @@ def _refilled(lists: pa.Array, values: pa.Array) -> pa.LargeListArray:
     offsets = np.append(0, np.cumsum(pc.list_value_length(lists).fill_null(0).to_numpy()))
     is_null = np.append(lists.is_null().to_numpy(zero_copy_only=False), False)
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64(), mask=is_null), values)
+
+
+def on_scale_of(labels: LabelSet, label_map: GradeMap | None) -> LabelSet:
+    """A label set on the map's new scale. One that is on it already stays as it is, with a note.
+
+    Raises:
+        InputError: the map would give all grades of a set that has several the same one.
+    """
+    if label_map is None:
+        return labels
+    grades = _grades_of_set(labels)
+    if isinstance(grades, int):
+        if is_on_new_scale(grades, label_map):
+            note = f"{labels.where}: has {grades} grades already, so --map-labels leaves its labels as they are"
+            return replace(labels, notes=[*labels.notes, note])
+        grades = set(range(grades))
+    became = {label_map.get(grade) for grade in grades}
+    if len(became) == 1 < len(grades):
+        raise InputError(
+            f"--map-labels: all grades of {labels.where} ({', '.join(map(str, sorted(grades)))}) would become "
+            f"{became.pop()}, so its labels would say nothing. The map is that of another scale: leave these labels "
+            "out, or bring them to the new scale first, in a file of their own (query_id, doc_id, grade)."
+        )
+    return replace(
+        labels,
+        parts=lambda: (map_labels(part, label_map, where=labels.where) for part in labels.parts()),
+    )
+
+
+def is_on_new_scale(grades: int, label_map: GradeMap) -> bool:
+    """Whether labels of so many grades are on the scale that the map leads to, and not on the larger one that it leads
+    from: a map of 4 grades to 2 says nothing of a yes/no judge.
+    """
+    return grades == max(label_map.values()) + 1 <= max(label_map)
+
+
+def _grades_of_set(labels: LabelSet) -> int | set[int]:
+    """How many grades its scale has; the grades that occur where that is not known."""
+    if labels.grades is not None:
+        return labels.grades
+    seen: set[int] = set()
+    for part in labels.parts():
+        if "probs" in part.schema.names and part["probs"].null_count < part.num_rows:
+            return int(pc.list_value_length(part["probs"].drop_null()[:1])[0].as_py())
+        seen |= grades_seen(part["grade"])
+    return seen
 
 
 def map_labels(part: pa.RecordBatch, label_map: GradeMap | None, *, where: str) -> pa.RecordBatch:

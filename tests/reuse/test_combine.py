@@ -248,6 +248,27 @@ def test_judges_of_three_and_of_four_grades_are_brought_to_one_scale(days: Days)
         assert row["probs"] == pytest.approx([0.05, 0.3, 0.65])
 
 
+def test_a_yes_no_judge_keeps_its_grades_where_the_other_is_mapped_to_two(days: Days) -> None:
+    yes_no = judge(days, "yes_no", {("q1", "d1"): 1, ("q1", "d2"): 1}, [0.1, 0.9])
+    four = judge(days, "four", {("q1", "d1"): 3, ("q1", "d2"): 2}, [0.0, 0.0, 0.6, 0.4])
+    code, said = days.call("combine", yes_no, four, "--to", days.out("combined.parquet"))
+    assert (code, "--map-labels OLD=NEW,…, for instance 0=0,1=0,2=1,3=1" in said) == (3, True)
+    told, rows = written(days, yes_no, four, "--map-labels", "0=0,1=0,2=1,3=1")
+    assert told["by_grade"] == [0, 2]
+    assert rows[0]["probs"] == pytest.approx([0.05, 0.95])
+    assert [note for note in told["notes"] if "yes_no.parquet: has 2 grades already" in note]
+
+
+@pytest.mark.parametrize("probs", [None, [0.1, 0.9]])
+def test_a_map_that_leaves_a_judge_one_grade_is_refused(days: Days, probs: list[float] | None) -> None:
+    yes_no = judge(days, "yes_no", {("q1", "d1"): 1, ("q1", "d2"): 0}, probs)
+    four = judge(days, "four", {("q1", "d1"): 3, ("q1", "d2"): 1}, [0.0, 0.4, 0.2, 0.4])
+    code, said = days.call(
+        "combine", yes_no, four, "--map-labels", "0=0,1=0,2=1,3=2", "--to", days.out("combined.parquet")
+    )
+    assert (code, "all grades of" in said, "yes_no.parquet (0, 1) would become 0" in said) == (3, True, True)
+
+
 def test_the_instructions_of_an_ensemble_are_mapped(days: Days) -> None:
     days.run("views", rows_of(6, 4), labeler={"name": "ensemble", "grades": 4})
     plain = written(days, days.out("views"))[1]
