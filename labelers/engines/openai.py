@@ -332,8 +332,9 @@ def _tokenizer_of(spec: EngineSpec, args: OpenAiArgs) -> TokenizerFolder | None:
 
 def _served_digest(args: OpenAiArgs, folder: TokenizerFolder | None) -> str:
     """In place of a digest of the server's model: its name, the address's path whatever the host, and the tokenizer,
-    since the weights can't be digested from here.
+    since the weights can't be digested from here. A gateway serves other models by other paths; `/v1` at the end,
+    often forgotten, makes none.
     """
-    path = server_address(args.base_url, key="engine.args.base_url").path.rstrip("/")
+    path = server_address(args.base_url, key="engine.args.base_url").path.rstrip("/").removesuffix("/v1") + "/v1"
     tokenizer = folder.digest if folder is not None else "none"
     return hashlib.sha256(f"openai server: {path} {args.served_model}; tokenizer: {tokenizer}".encode()).hexdigest()

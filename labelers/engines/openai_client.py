@@ -379,7 +379,8 @@ class ApiClient:
         if not any(attempt.was_heard for attempt in tries) and self._num_heard == heard_before:
             raise ServerGoneError(
                 f"no server answers at {self.at} (engine.args.base_url), after {len(tries)} tries: {last}. "
-                "Start the server, or fix the address; the same command then continues."
+                "Start the server, or fix the address's host, port or /v1; the same command then continues. Any other "
+                "path is another model, for another output."
             )
         await self._blame("answered none of", f", each tried {self._args.max_tries} times; the last time: {last}")
         forms = {attempt.malformed for attempt in tries}

@@ -205,6 +205,15 @@ def test_a_run_over_each_kind_of_server(case: str, serve: Any, write_job: Any, c
     assert err.count("takes no system turn") == (case == "no system")
 
 
+def test_a_run_whose_address_lacks_v1_goes_on_when_it_is_added(serve: Any, write_job: Any, capsys: Any) -> None:
+    server = serve(r3a)
+    args = JOB["engine"]["args"] | {"max_tries": 1}
+    gone = "http://127.0.0.1:1"
+    assert relabel("run", write_job(server, engine={"args": args | {"base_url": gone}})) == 20
+    assert "fix the address's host, port or /v1; the same command then continues" in capsys.readouterr().err
+    assert relabel("run", write_job(server, engine={"args": args | {"base_url": server.url}})) == 0
+
+
 def test_a_run_whose_server_goes_away_goes_on_with_another_one(serve: Any, write_job: Any, capsys: Any) -> None:
     first = serve(lambda call: error(401) if call.number > 18 else r3a(call))
     job = write_job(first)

@@ -228,6 +228,8 @@ def test_the_digest_names_tokenizer_and_served_name_and_no_host(tiny: Any, tmp_p
         return OpenAi.model_digest(EngineSpec(name="openai", model=str(model) if model else None, args=args))
 
     assert digest() == digest("https://b.example:8443/v1/")
+    assert digest() == digest("http://a:1") == digest("http://a:1/")
+    assert digest("http://a:1/deployments/x") == digest("http://a:1/deployments/x/v1")
     make_tokenizer(merged=True).save_pretrained(tmp_path)
     assert (
         len(
