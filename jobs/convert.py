@@ -60,6 +60,7 @@ def source_form(path: str, named: str | None, storage: Storage) -> Form | None:
     """The form of a source: as named, else by its suffix; None for a run's output folder.
 
     Raises:
+        InputError: nothing is there, under a name that tells no form.
         UsageError: the form is unclear.
     """
     if named == LABELS:
@@ -73,6 +74,8 @@ def source_form(path: str, named: str | None, storage: Storage) -> Form | None:
         return None
     form = form_of(path, FORMS, storage)
     if form is None:
+        if not is_url(path) and not Path(path).exists():
+            raise InputError(f"{path}: no such file or folder.")
         raise _unclear(path, "--from", FORMS, [LABELS])
     return form
 

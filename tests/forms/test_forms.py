@@ -280,6 +280,12 @@ def test_what_is_off_in_a_file_is_named_with_its_place(
     assert not list(Path().glob("x.*"))
 
 
+def test_a_source_that_is_not_there_is_said_to_be_missing(folder: Path, relabel: Callable[..., Any]) -> None:
+    relabel("convert", "out/dl", "x.qrels").refused(3, "out/dl: no such file or folder")
+    Path("there").write_text("")
+    relabel("convert", "there", "x.qrels").refused(2, "there: its form is not clear")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "parts"),
     [
