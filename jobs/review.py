@@ -36,7 +36,7 @@ from relabel.manifests.forms import (
     form_of,
     load_columns,
 )
-from relabel.manifests.gold import IN_PROMPT, REVIEW_ORDER, SELECTION, check_scale, grades_seen
+from relabel.manifests.gold import IN_PROMPT, REVIEW_ORDER, SELECTION
 from relabel.manifests.judgments import Heading, write_label_studio
 from relabel.manifests.label_sets import gather, join_texts, label_set, open_labels
 from relabel.manifests.labels import pair_codes, texts_of
@@ -501,9 +501,9 @@ def _read_opinions(
     if given.null_count == len(given):
         rows = f"{len(given):,} rows" if len(given) else "pairs"
         raise InputError(f"{path}: none of its {rows} has a grade. Is it the filled-in file?")
-    check_scale(grades_seen(given), grades, where=path, option=None)
     query_ids = texts_of(as_ids(columns["query_id"], path=path, name="query_id"))
     doc_ids = texts_of(as_ids(columns["doc_id"], path=path, name="doc_id"))
+    _check_grades(path, form, given, query_ids, doc_ids, grades)
     people = [_texts_or_none(columns.get(name), len(given)) for name in PEOPLE]
     orders = _texts_or_none(columns.get(REVIEW_ORDER), len(given))
     in_prompt = _texts_or_none(columns.get(IN_PROMPT), len(given))
@@ -524,6 +524,30 @@ def _read_opinions(
             if in_prompt[row] == str(True):
                 origins.in_prompt.add((name, doc))
     return opinions, given.null_count
+
+
+def _check_grades(
+    path: str,
+    form: Form,
+    given: pa.Int64Array,
+    query_ids: Sequence[str],
+    doc_ids: Sequence[str],
+    grades: int,
+) -> None:
+    """
+    Raises:
+        InputError: a grade is off the scale; names the first row that has one.
+    """
+    is_off_N = pa.compute.or_(pa.compute.less(given, 0), pa.compute.greater_equal(given, grades))
+    rows = np.flatnonzero(is_off_N.fill_null(False).to_numpy(zero_copy_only=False))
+    if len(rows):
+        row = int(rows[0])
+        place = f"row {row + 1} below the header" if form in (CSV, QUEPID) else f"row {row}"
+        further = f" (and {len(rows) - 1:,} further rows)" if len(rows) > 1 else ""
+        raise InputError(
+            f"{path}: {place}, query {query_ids[row]}, document {doc_ids[row]}: grade {given[row]} is off the "
+            f"scale{further}. Grades of this run are 0 to {grades - 1}."
+        )
 
 
 def _explained(

@@ -194,6 +194,12 @@ def test_gold_is_judged_by_and_a_conflict_is_nobodys_choice(review: Call, relabe
 def test_what_people_can_not_have_meant_is_refused(review: Call, relabel: Call) -> None:
     off = judged_by("anna", [("q0", "d0-0", 7)], "off.parquet")
     relabel("review", "out/ecom", "--from", off, "--to", "gold.parquet").refused(3, "off.parquet", "7")
+    Path("off.csv").write_text("query_id,doc_id,grade\nq0,d0-0,\nq0,d0-1,1\nq1,d1-0,5\n")
+    done = relabel("review", "out/ecom", "--from", "anna=off.csv", "--to", "gold.parquet")
+    done.refused(
+        3, "row 3 below the header, query q1, document d1-0: grade 5 is off the scale. Grades of this run are 0 to 2."
+    )
+    assert "Bring" not in done.err
     Path("who.jsonl").write_text('{"query_id": "q0", "doc_id": "d0-0", "grade": 1}\n')
     relabel("review", "out/ecom", "--from", "who.jsonl", "--to", "gold.parquet").refused(3, "who.jsonl", "NAME=")
     assert not Path("gold.parquet").exists()
