@@ -91,6 +91,8 @@ from relabel.manifests.run_manifest import load_manifest
 from relabel.manifests.secrets import counted
 from relabel.manifests.store import open_run_store
 
+DEFAULT_LABEL = "grade"
+"""Column of labels, where `--label` names no other."""
 MOST_GRADES = 10
 """As many as a labeler may have."""
 
@@ -104,7 +106,7 @@ class JudgingOptions:
     """
 
     qrels: str | None = None
-    label: str = "grade"
+    label: str = DEFAULT_LABEL
     score: str | None = None
     baselines: Sequence[str] = ()
     grade: str | None = None
@@ -137,6 +139,7 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
         if place_of(path) == place_of(again):
             raise UsageError(f"LABELS: {path} and {again} are the same set, whose rows would count twice.")
     sets = [open_set(path, options, storage) for path in paths]
+    _refuse_other_labels(sets, options)
     sides = cut_sets(sets, options.side, storage, students=options.students)
     release_unused()
     golds = Golds(sets, options, storage)
@@ -500,6 +503,18 @@ class Golds:
         row_ids = rows[with_texts].row_ids[matched_rows[with_texts]]
         judged_ids = row_ids[gold.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)]
         return gold, lexical_scores(sets[with_texts], judged_ids, self._storage, notes)
+
+
+def _refuse_other_labels(sets: Sequence[LabelSet], options: JudgingOptions) -> None:
+    """
+    Raises:
+        UsageError: `--label` names a column, and no set is a file.
+    """
+    if options.label != DEFAULT_LABEL and all(labels.plan is not None for labels in sets):
+        raise UsageError(
+            f"--label {options.label}: names the column of a label file, and {sets[0].where} is a run, whose grades "
+            f"are in column `{DEFAULT_LABEL}`. Leave the option out."
+        )
 
 
 def _refuse_other_queries(sets: Sequence[LabelSet], options: JudgingOptions) -> None:
@@ -885,6 +900,7 @@ def compare_named(
         ConfigError: a gate names no figure.
     """
     named = {name: open_set(path, options, storage, wants_ids=True) for name, path in paths.items()}
+    _refuse_other_labels(list(named.values()), options)
     teacher = teacher or _teacher_of(named)
     named = {teacher: named.pop(teacher), **named}
     sets = list(named.values())

@@ -24,6 +24,13 @@ def test_another_query_column_of_a_run_is_refused(relabel: Callable[..., Any], r
     assert relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--by", "query_id").code == 0
 
 
+def test_the_label_column_of_a_run_is_no_choice(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
+    run()
+    refused = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--label", "grad")
+    refused.refused(2, "--label grad", "out/ecom is a run, whose grades are in column `grade`")
+    assert relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--label", "grade").code == 0
+
+
 def test_the_input_of_a_run_is_no_second_judge(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
     run()
     relabel("evaluate", "out/ecom", "pairs.parquet").refused(2, "is the input of out/ecom", "--qrels pairs.parquet")
