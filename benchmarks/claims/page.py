@@ -283,12 +283,21 @@ def write_index(claim: Claim, folder: Path) -> None:
 
 
 def render_index(folder: Path) -> None:
-    """`index.md`, of what `figures.json` holds."""
+    """`index.md`, of what `figures.json` and the pages hold."""
     held = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
     rows = "\n".join(_index_row(name, one["line"]) for name, one in held.items())
+    answers = "\n".join(_answer(folder, name, one["line"]) for name, one in held.items())
     missing = "; ".join(what for name, what in PAGES.items() if name not in held) or "none"
-    text = INDEX.read_text(encoding="utf-8").format(rows=rows, missing=missing)
+    text = INDEX.read_text(encoding="utf-8").format(answers=answers, rows=rows, missing=missing)
     (folder / "index.md").write_text(text, encoding="utf-8")
+
+
+def _answer(folder: Path, name: str, line: str) -> str:
+    """A claim, its verdict and what its page says first."""
+    title, _, _, _, verdict_here, _, _ = line.split(" | ")
+    first = (folder / f"{name}.md").read_text(encoding="utf-8").split("\n\n")[1]
+    answer = first.partition(".** ")[2]
+    return f"- {title}: **{verdict_here}.** {answer}"
 
 
 def _index_row(name: str, line: str) -> str:
