@@ -122,7 +122,7 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
     outputs = earlier_outputs(opened.job)
     pending = _pending(opened)
     rows = _rows_of(opened, pending)
-    reused, reused_basis = _reused(opened, outputs, pending, rows)
+    reused, reused_basis, is_all_calibration = _reused(opened, outputs, pending, rows)
     asked = Range(rows - reused.high, rows - reused.value, rows - reused.low)
     rates, rates_basis = load_rates(opened)
     if probe is not None and asked.high:
@@ -137,6 +137,11 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
     reuse = [_remark(opened, earlier) for earlier in outputs]
     if opened.cascade is not None:
         reuse.append(opened.cascade.certificate.text)
+    if is_all_calibration:
+        reuse.append(
+            "cascade: the calibration holds every query of the open rows, so no cheap label is left to save anything. "
+            "Calibrate on fewer queries than the input has"
+        )
     return Estimate(
         rows=rows,
         rows_reused=reused.rounded(),
@@ -173,30 +178,32 @@ def _rows_of(opened: OpenRun, pending: Mapping[int, list[int]]) -> int:
 
 def _reused(
     opened: OpenRun, outputs: list[EarlierOutput], pending: Mapping[int, list[int]], rows: int
-) -> tuple[Range, str]:
-    """Rows whose labels are known, counted by their keys if that is cheap, else as many as may be; and the figure's
-    source.
+) -> tuple[Range, str, bool]:
+    """Rows whose labels are known, counted by their keys if that is cheap, else as many as may be; the figure's source;
+    and whether rows were counted that are all of the calibration's queries.
     """
     useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]
     cascade = opened.cascade
     if not useful and cascade is None:
-        return ZERO, "no reused output was made in this way" if outputs else "nothing to reuse"
+        return ZERO, "no reused output was made in this way" if outputs else "nothing to reuse", False
     if opened.plan.text_bytes > CHEAP_BYTES:
         known = sum(earlier.found.tally.labelled + earlier.found.tally.reused for earlier in useful)
         if cascade is not None:
             known += round(rows * cascade.certificate.cheap_share)
         most = min(rows, known)
-        return Range(0.0, most, most), "not counted: the text is larger than 256 MiB"
+        return Range(0.0, most, most), "not counted: the text is larger than 256 MiB", False
     reuse = Reuse(opened.job, opened.plan, useful)
     keys = LabelKeys(opened.plan.parts, opened.job.reads)
     count = 0
+    is_all_calibration = cascade is not None and rows > 0
     for number, chunks in pending.items():
         for _, pairs in opened.read(number, chunks):
             is_known_N = np.array([place is not None for place in reuse.find(pairs, keys.keys(pairs))])
             if cascade is not None:
                 is_known_N |= cascade.places(pairs)[1] == "cheap"
+                is_all_calibration = is_all_calibration and all(pair.query_id in cascade.queries for pair in pairs)
             count += int(is_known_N.sum())
-    return Range.exact(count), "counted"
+    return Range.exact(count), "counted", is_all_calibration
 
 
 def _seconds(rates: Rates | None, tokens: Range) -> Range | None:

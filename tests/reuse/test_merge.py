@@ -421,6 +421,18 @@ def test_a_plan_says_that_nothing_is_saved_where_no_cheap_label_is_sure_enough(a
     assert "the teacher is asked about all rows" in str(plan)
 
 
+def test_a_plan_says_where_the_calibration_holds_every_query_that_is_left(asked: Asked) -> None:
+    days, rows, _, cheap, _ = asked
+    drawn = {label["query_id"] for label in days.labels("calibration")}
+    said = "the calibration holds every query of the open rows"
+    for name, part in {
+        "all": [row for row in rows if row["query_id"] in drawn],
+        "more": [row for row in rows if row["query_id"] in {*drawn, min({row["query_id"] for row in rows} - drawn)}],
+    }.items():
+        job = days.job(name, part, labeler={"name": "direct"}, cascade=cascade(days, cheap))
+        assert (said in str(days.call("plan", job)[1])) == (name == "all")
+
+
 def test_no_later_run_takes_a_cheap_label_for_the_teachers(asked: Asked) -> None:
     days, rows, truth, _, _ = asked
     cheap = sum(label["answered_by"] == "cheap" for label in days.labels("cascade"))
