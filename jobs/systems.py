@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,7 @@ from relabel.manifests.metrics.prediction_powered import (
     powered_mean,
 )
 from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, Cut, ideal_gains, top_figures
-from relabel.manifests.rankings import TABLES, Ranking, RankingColumns, load_ranking, refuse_run_file
+from relabel.manifests.rankings import TABLES, Ranking, RankingColumns, load_rankings, refuse_run_file
 from relabel.manifests.run_labels import open_run_labels
 
 PAGE = "docs/which-search-is-better.md"
@@ -170,7 +171,7 @@ class Assessor:
     """Who graded pairs: the judge, or humans.
 
     Attributes:
-        is_assessed: bool, the queries of which a pair has a grade.
+        is_assessed: bool [G], the queries of which a pair has a grade.
     """
 
     def __init__(self, pairs: PairGrades, queries: pa.LargeBinaryArray, cut: Cut) -> None:
@@ -182,6 +183,17 @@ class Assessor:
         is_used_P = (query_P >= 0) & ~np.isnan(grade_P)
         self._ideal_G = ideal_gains(query_P[is_used_P], grade_P[is_used_P], num_queries=len(queries), cut=cut)
         self.is_assessed = np.bincount(query_P[is_used_P], minlength=len(queries)) > 0
+
+    def only(self, is_kept_G: np.ndarray) -> Assessor:
+        """The same, of fewer queries."""
+        kept = copy.copy(self)
+        kept.is_assessed = self.is_assessed & is_kept_G
+        return kept
+
+    def num_graded(self, rows: RankedRows) -> np.ndarray:
+        """Documents of each query's top k that have a grade: int64 [G]."""
+        is_graded_N = self._is_top(rows) & ~np.isnan(self.grades(rows))
+        return np.bincount(rows.query[is_graded_N], minlength=len(self.is_assessed))
 
     def grades(self, rows: RankedRows) -> np.ndarray:
         """Of each row, float64 [N]; NaN where it has none."""
@@ -215,8 +227,24 @@ def _as_floats(grades: pa.Array) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class PartlyGraded:
+    """A query of which humans graded some documents: `graded` of the `documents` in a system's top k, of the system of
+    which they graded the smallest share.
+    """
+
+    query_id: str
+    graded: int
+    documents: int
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """What figures are made of: rankings by name, and who graded their documents."""
+    """What figures are made of: rankings by name, and who graded their documents.
+
+    Args:
+        humans: of the gold queries alone.
+        in_part: queries that humans graded too little of to be gold queries.
+    """
 
     rankings: Mapping[str, Ranking]
     rows: Mapping[str, RankedRows]
@@ -225,10 +253,11 @@ class Comparison:
     humans: Assessor | None
     cut: Cut
     grades: int
+    in_part: tuple[PartlyGraded, ...] = ()
 
     @property
     def is_gold(self) -> np.ndarray:
-        """Which queries humans graded."""
+        """Which queries humans graded: see `gold_queries_alone`."""
         if self.humans is None:
             return np.zeros(len(self.queries), dtype=bool)
         return self.humans.is_assessed
@@ -240,7 +269,7 @@ class Comparison:
 
     @property
     def num_gold(self) -> int:
-        """Queries that humans graded."""
+        """Gold queries: see `gold_queries_alone`."""
         return int(self.is_gold.sum())
 
 
@@ -456,10 +485,7 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
     unknown = [name for name in options.made_by if name not in paths]
     if unknown:
         raise UsageError(f"--made-by {unknown[0]}: no system is called so; there are {', '.join(paths)}.")
-    rankings = {
-        name: load_ranking(path, storage, options.columns, allow_partial=options.allow_partial)
-        for name, path in paths.items()
-    }
+    rankings = load_rankings(paths, storage, options.columns, allow_partial=options.allow_partial)
     has_table = any(form_by_suffix(path, TABLES) is not None for path in paths.values())
     options = replace(options, has_table=has_table)
     labels = open_judge(options.labels, options, storage)
@@ -580,8 +606,12 @@ def prepare(
         grades=grades,
     )
     _check_documents(comparison, comparison.judge, options.labels, "--labels")
-    if gold is not None:
-        _check_gold(comparison, gold, options)
+    if gold is None:
+        return comparison
+    _check_gold_ids(comparison, gold, options)
+    comparison = gold_queries_alone(comparison)
+    if comparison.num_gold < FEWEST_FOR_DIFFERENCES and not options.is_plan:
+        raise _too_few(comparison, options)
     return comparison
 
 
@@ -601,15 +631,47 @@ def _check_documents(comparison: Comparison, assessor: Assessor, where: str, opt
             )
 
 
-def _check_gold(comparison: Comparison, gold: PairGrades, options: SystemsOptions) -> None:
-    """Gold queries are there, as many as an interval wants.
+LEAST_GRADED = 0.8
+"""Share of the documents in each system's top k that humans graded of a gold query. With fewer, the documents that are
+left are few and much the same for two systems, so that every difference comes out too small, and its interval with it.
+"""
+
+
+def gold_queries_alone(comparison: Comparison) -> Comparison:
+    """The same, where gold queries are those of which humans graded `LEAST_GRADED` of each system's top k."""
+    humans = comparison.humans
+    assert humans is not None
+    num_queries = len(comparison.queries)
+    graded_SG = np.stack([humans.num_graded(rows) for rows in comparison.rows.values()])
+    top_SG = np.stack(
+        [
+            np.bincount(rows.query[rows.place < comparison.cut.k], minlength=num_queries)
+            for rows in comparison.rows.values()
+        ]
+    )
+    share_SG = np.where(top_SG > 0, graded_SG / np.maximum(top_SG, 1), 1.0)
+    is_whole_G = share_SG.min(0) >= LEAST_GRADED
+    in_part = []
+    for query in np.flatnonzero(humans.is_assessed & ~is_whole_G):
+        system = share_SG[:, query].argmin()
+        in_part.append(
+            PartlyGraded(
+                query_id=texts_of(comparison.queries[query : query + 1])[0],
+                graded=int(graded_SG[system, query]),
+                documents=int(top_SG[system, query]),
+            )
+        )
+    return replace(comparison, humans=humans.only(is_whole_G), in_part=tuple(in_part))
+
+
+def _check_gold_ids(comparison: Comparison, gold: PairGrades, options: SystemsOptions) -> None:
+    """Humans graded documents of the systems.
 
     Raises:
-        InputError: too few.
+        InputError: ids do not go together.
     """
     assert comparison.humans is not None
-    num_gold = comparison.num_gold
-    if not num_gold:
+    if not comparison.num_gold:
         graded = _first(_graded_queries(gold)) or "none"
         raise TooFewGoldError(
             f"--gold {options.gold}: none of its queries is compared: it grades {graded}; labels and systems have "
@@ -617,13 +679,34 @@ def _check_gold(comparison: Comparison, gold: PairGrades, options: SystemsOption
             "know a query by its text get ids by `relabel convert --queries`."
         )
     _check_documents(comparison, comparison.humans, str(options.gold), "--gold")
-    if num_gold < FEWEST_FOR_DIFFERENCES and not options.is_plan:
-        raise TooFewGoldError(
-            f"--gold {options.gold}: {num_gold} of the compared queries have grades of humans. Differences want "
-            f"{FEWEST_FOR_DIFFERENCES} and a system's own figures {FEWEST_FOR_LEVELS}: with fewer, 95 % intervals do "
-            f"not hold what they say. Judge {FEWEST_FOR_DIFFERENCES - num_gold} more (--plan names them), or leave "
-            "out --gold for the judge's opinion."
-        )
+
+
+def _too_few(comparison: Comparison, options: SystemsOptions) -> TooFewGoldError:
+    num_gold = comparison.num_gold
+    percent = round(100 * LEAST_GRADED)
+    text = (
+        f"--gold {options.gold}: {num_gold} of the compared queries have grades of humans for {percent} % or more of "
+        f"each system's top {options.k}. Differences want {FEWEST_FOR_DIFFERENCES} and a system's own figures "
+        f"{FEWEST_FOR_LEVELS}: with fewer, 95 % intervals do not hold what they say. Judge "
+        f"{FEWEST_FOR_DIFFERENCES - num_gold} more (--plan names them), or leave out --gold for the judge's opinion."
+    )
+    if comparison.in_part:
+        text += f" {in_part_text(comparison)}"
+    return TooFewGoldError(text)
+
+
+def in_part_text(comparison: Comparison) -> str:
+    """That queries are graded in part, and what to do; call it where there are some."""
+    found = comparison.in_part
+    shown = ", ".join(f"{one.query_id} ({one.graded} of {one.documents})" for one in found[:SHOWN])
+    if len(found) > SHOWN:
+        shown += ", …"
+    k = comparison.cut.k
+    what = "query is graded in part and does" if len(found) == 1 else "queries are graded in part and do"
+    return (
+        f"{len(found):,} {what} not count: {shown}. Grade all documents of a query's top {k} of every system; pairs "
+        "drawn at random over all queries, as `relabel review` draws them, make no gold query."
+    )
 
 
 def _graded_queries(pairs: PairGrades) -> pa.LargeBinaryArray:
@@ -753,6 +836,8 @@ def grade_warnings(
 ) -> list[str]:
     """Warnings of grades that do not mean what they are given for."""
     found = []
+    if comparison.in_part:
+        found.append(f"{options.gold}: {in_part_text(comparison)}")
     num_alike = 0 if comparison.humans is None else _num_alike(comparison, comparison.humans)
     if num_alike >= LEAST_ALIKE:
         found.append(
@@ -798,7 +883,7 @@ def comparison_notes(comparison: Comparison, judged: PairGrades, gold: PairGrade
     if num_unranked:
         found.append(f"queries with labels for which no system returns anything, left out: {num_unranked:,}")
     if gold is not None:
-        num_unused = len(_graded_queries(gold)) - comparison.num_gold
+        num_unused = len(_graded_queries(gold)) - comparison.num_gold - len(comparison.in_part)
         if num_unused:
             found.append(f"gold queries that are not compared, left out: {num_unused:,}")
     return found

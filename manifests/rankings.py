@@ -4,8 +4,8 @@ tables of (query, document, score or rank), and outputs of `relabel score`.
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import codes_of, pair_codes, texts_of
 from relabel.manifests.metrics.judged import RANK, SCORE
 from relabel.manifests.run_labels import file_schema, open_run_labels
-from relabel.manifests.tables import Column, NeededColumn, as_ids, require_columns
+from relabel.manifests.tables import Column, NeededColumn, as_ids, id_column, require_columns
 
 JSON_SUFFIX = ".json"
 TABLES = tuple(form for form in FORMS if not form.columns)
@@ -46,6 +46,7 @@ class Ranking:
         form: in words.
         query_ids, doc_ids: of each row, N.
         scores: float64, N; of a ranking that has ranks alone, the rank times -1.
+        ranked_by: the column of a table that the scores are of.
     """
 
     path: str
@@ -53,6 +54,7 @@ class Ranking:
     query_ids: pa.LargeBinaryArray
     doc_ids: pa.LargeBinaryArray
     scores: np.ndarray
+    ranked_by: str | None = None
 
     @property
     def queries(self) -> pa.LargeBinaryArray:
@@ -100,6 +102,21 @@ def load_ranking(
     return _of_table(path, columns, storage)
 
 
+def load_rankings(
+    paths: Mapping[str, str], storage: Storage, columns: RankingColumns, *, allow_partial: bool = False
+) -> dict[str, Ranking]:
+    """Rankings by name: see `load_ranking`. A table may lack the columns that were named for another one.
+
+    Raises:
+        InputError: also where no table has the column of scores that was named.
+    """
+    found = {name: load_ranking(path, storage, columns, allow_partial=allow_partial) for name, path in paths.items()}
+    tables = [ranking for ranking in found.values() if ranking.ranked_by is not None]
+    if columns.score is not None and tables and all(table.ranked_by != columns.score for table in tables):
+        raise InputError(f"--score {columns.score}: no such column in {', '.join(table.path for table in tables)}.")
+    return found
+
+
 def refuse_run_file(path: str, storage: Storage, *, option: str) -> None:
     """Refuse a run file where judgments are wanted.
 
@@ -142,28 +159,36 @@ def _first_fields(path: str, storage: Storage) -> list[str]:
 
 
 def _of_table(path: str, columns: RankingColumns, storage: Storage) -> Ranking:
-    ranked_by: list[str] = []
+    chosen: list[str] = []
 
     def choose(names: list[str]) -> list[str]:
-        ids = NeededColumn(columns.query, "the query id", "--by"), NeededColumn(columns.doc, "the document id", "--doc")
+        # several tables share the options, so that each may have the columns that are named or the usual ones
+        query = id_column(columns.query, "query_id", names)
+        doc = id_column(columns.doc, "doc_id", names)
+        ids = NeededColumn(query, "the query id", "--by"), NeededColumn(doc, "the document id", "--doc")
         require_columns(ids, names, path=path)
-        ranked_by.append(_ranked_by(path, names, columns))
-        return [columns.query, columns.doc, *ranked_by]
+        chosen.extend([query, doc, _ranked_by(path, names, columns)])
+        return chosen
 
     form = form_by_suffix(path, TABLES)
     assert form is not None
     held = form.read(path, choose, storage)
-    value_N = _numbers(held[ranked_by[0]], path)
-    if ranked_by[0] == RANK:
+    query, doc, ranked_by = chosen
+    value_N = _numbers(held[ranked_by], path)
+    if ranked_by == RANK:
         value_N = -value_N
-    return _ranking(path, f"{form.name}, by `{ranked_by[0]}`", held[columns.query], held[columns.doc], value_N)
+    found = _ranking(path, f"{form.name}, by `{ranked_by}`", held[query], held[doc], value_N)
+    return replace(found, ranked_by=ranked_by)
 
 
 def _ranked_by(path: str, names: list[str], columns: RankingColumns) -> str:
-    """The column that ranks: the one that was named, else `score`, `rank` or `cosine`."""
+    """The column that ranks: the one that was named, or `score` in a table without that; else `score`, `rank` or
+    `cosine`.
+    """
     if columns.score is not None:
-        require_columns([NeededColumn(columns.score, "the score", "--score")], names, path=path)
-        return columns.score
+        named = id_column(columns.score, "score", names)
+        require_columns([NeededColumn(named, "the score", "--score")], names, path=path)
+        return named
     for name in ("score", RANK, "cosine"):
         if name in names:
             return name

@@ -22,7 +22,7 @@ from relabel.manifests.gold import GOLD, taken
 from relabel.manifests.label_sets import LabelSet, no_labels, put_together
 from relabel.manifests.labels import codes_of, texts_of
 from relabel.manifests.metrics.metric import places_in_query
-from relabel.manifests.rankings import TABLES, load_ranking
+from relabel.manifests.rankings import TABLES, load_rankings
 from relabel.manifests.tables import NeededColumn, as_ids, open_parquet, reading, require_columns
 
 
@@ -89,8 +89,9 @@ def unlabelled(
     """Query and document of each pair in the top k of any system that has no label, in the order of their ids."""
     judged = label_pairs(labels, options)
     found = set[tuple[str, str]]()
-    for path in named_paths(systems, fewest=1).values():
-        ranking = load_ranking(path, storage, options.columns, allow_partial=options.allow_partial)
+    paths = named_paths(systems, fewest=1)
+    rankings = load_rankings(paths, storage, options.columns, allow_partial=options.allow_partial)
+    for ranking in rankings.values():
         query_N, names = codes_of(ranking.query_ids)
         is_labelled = taken(judged.columns[GOLD], judged.places(ranking.query_ids, ranking.doc_ids)).is_valid()
         is_open_N = places_in_query(query_N, len(names)) < options.k

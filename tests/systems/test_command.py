@@ -387,3 +387,83 @@ def test_columns_of_one_table_are_not_asked_of_files_that_have_the_usual_ones(
     assert found.code == 0, found
     wrong = ("--by", "topic", "--doc", "docid")
     relabel("systems", "good.run", "bad.csv", "--labels", "judge.csv", *wrong).refused(3, "bad.csv: no column `topic`")
+
+
+def some_pairs(grades: Grades, scores: dict[str, dict[str, float]], *, kept: int, queries: int) -> Grades:
+    """Grades of so many of a system's first ten documents, of so many queries; those of the others whole."""
+    found = dict(grades)
+    for query in list(grades)[:queries]:
+        top = sorted(scores[query], key=lambda doc: (scores[query][doc], doc), reverse=True)[:10]
+        found[query] = {doc: grade for doc, grade in grades[query].items() if doc not in top[kept:]}
+    return found
+
+
+def test_random_pairs_make_no_gold_query(collection: Collection, relabel: Relabel) -> None:
+    """Two or three of a query's documents leave two systems alike, whichever is better."""
+    arguments = collection.write_all(gold=0)
+    random = np.random.default_rng(5)
+    pairs = [(query, doc) for query, held in collection.humans.items() for doc in held]
+    chosen = sorted(random.choice(len(pairs), 100, replace=False))
+    lines = [f"{query} 0 {doc} {collection.humans[query][doc]}" for query, doc in (pairs[place] for place in chosen)]
+    write("humans.qrels", lines)
+    num_queries = len({line.split()[0] for line in lines})
+    done = relabel("systems", *arguments, "--gold", "humans.qrels")
+    done.refused(
+        3,
+        "--gold humans.qrels: 0 of the compared queries have grades of humans for 80 % or more of each system's top 10",
+        f"{num_queries} queries are graded in part and do not count: q000 (",
+        "Grade all documents of a query's top 10",
+        "--plan",
+    )
+    planned = relabel("systems", *arguments, "--gold", "humans.qrels", "--plan", "--output", "json")
+    assert (planned.json["is_opinion"], len(planned.json["plan"]["queries"])) == (True, 10)
+    assert any("graded in part" in text for text in planned.json["warnings"])
+
+
+@pytest.mark.parametrize(("kept", "counted"), [(8, 12), (7, 9)])
+def test_a_gold_query_has_four_fifths_of_each_systems_top_graded(
+    collection: Collection, compare: Compare, kept: int, counted: int
+) -> None:
+    arguments = collection.write_all(gold=12)
+    partial = some_pairs(collection.humans, collection.systems["bad"], kept=kept, queries=3)
+    collection.write_qrels(partial, "humans.qrels", queries=12)
+    found = compare(*arguments)
+    assert found["gold_queries"] == counted
+    assert all(("levels" in system) == (counted >= 10) for system in found["systems"])
+    in_part = [text for text in found["warnings"] if "graded in part" in text]
+    assert bool(in_part) == (counted < 12)
+    if in_part:
+        assert "humans.qrels: 3 queries are graded in part and do not count: q000 (" in in_part[0]
+        assert found["systems"][0]["gold_documents"] == 90
+
+
+def test_queries_graded_in_part_change_no_figure(collection: Collection, compare: Compare) -> None:
+    """Those that are graded whole give what they give alone."""
+    arguments = collection.write_all(gold=12)
+    wanted = compare(*arguments)
+    partial = {query: dict(list(held.items())[:3]) for query, held in collection.humans.items()}
+    partial |= {query: collection.humans[query] for query in collection.queries[:12]}
+    collection.write_qrels(partial, "humans.qrels", queries=20)
+    found = compare(*arguments)
+    assert found["pairs"] == wanted["pairs"]
+    assert found["systems"] == wanted["systems"]
+
+
+def test_tables_with_other_columns_go_with_tables_with_the_usual_ones(collection: Collection, compare: Compare) -> None:
+    arguments = collection.write_all(gold=12)
+    wanted = compare(*arguments)
+    for name, head in (("good", "qid,docid,bm25"), ("bad", "query_id,doc_id,score")):
+        held = collection.systems[name].items()
+        write(f"{name}.csv", [head, *(f"{query},{doc},{one}" for query, docs in held for doc, one in docs.items())])
+    columns = ("--by", "qid", "--doc", "docid", "--score", "bm25")
+    found = compare("good.csv", "bad.csv", *arguments[2:], *columns)
+    assert found["pairs"] == wanted["pairs"]
+
+
+def test_a_score_column_that_no_table_has_is_refused(collection: Collection, relabel: Relabel) -> None:
+    good, _, *rest = collection.write_all(gold=12)
+    rows = ["query_id,doc_id,score"]
+    for query, scores in collection.systems["bad"].items():
+        rows += [f"{query},{doc},{score}" for doc, score in scores.items()]
+    write("bad.csv", rows)
+    relabel("systems", good, "bad.csv", *rest, "--score", "bm52").refused(3, "--score bm52", "bad.csv")
