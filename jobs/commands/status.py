@@ -15,6 +15,7 @@ from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import Exit, emit, grid
 from relabel.jobs.run.allowance import charge_of
+from relabel.jobs.run.answer_journal import num_kept
 from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
 from relabel.jobs.run.progress import WorkerState, asked_for, left_s, left_text, live_states
 from relabel.manifests.budgets import BudgetState, Range
@@ -57,6 +58,7 @@ class StatusResult:
         stages: of asks, with their tokens.
         cost: in money, of the tokens of what is committed and of `lost/`; None where no price is known.
         cost_in_vain: the part of it that is for `lost/`: answers that no label came of.
+        kept: answers in the journal of chunks that are not committed; the same engine is not asked for them again.
         stopped: why the last execution ended early; None where it did not.
     """
 
@@ -73,6 +75,7 @@ class StatusResult:
     chunks_done: int
     is_finished: bool
     over_limit: bool | None
+    kept: int
     stages: dict[str, dict[str, int]]
     budget: BudgetState | None
     cost: float | None
@@ -98,6 +101,7 @@ class StatusResult:
         rows = [
             ("rows", f"{self.rows_done:,} of {self.rows:,} done"),
             ("labelled", f"{self.labelled:,}"),
+            ("kept", f"{counted(self.kept, 'answer')} more, not asked again by the same engine" * bool(self.kept)),
             ("reused", f"{self.reused:,}"),
             ("quarantined", quarantined),
             ("chunks", f"{self.chunks_done:,} of {self.chunks:,}"),
@@ -160,6 +164,7 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
         chunks_done=tally.chunks_done,
         is_finished=is_finished,
         over_limit=manifest.over_limit if manifest else None,
+        kept=0 if is_finished else num_kept(folder.store, plan.fingerprint, folder.attempts_of_all(snapshot.etags)),
         stages=tally.stages,
         budget=_budget_of(spec, args, spent),
         cost=None if args is None else price_of(args, *spent),
@@ -332,7 +337,7 @@ def _has_locked_shard(folder: RunFolder, attempts: Mapping[int, Collection[int]]
 @log_option
 @output_option
 def status(target: str, live: bool, day: str | None, output: str) -> int:
-    """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
+    """Show what is done, open, kept and quarantined. Reads receipts, and the answers that open chunks have so far."""
     folder, spec = _opened(target, day)
     if not live:
         return emit(read_status(folder, spec), output)

@@ -289,26 +289,61 @@ class AnswerJournal:
 
     def _entries_of(self, data: bytes) -> Iterator[list[Any]]:
         """The answers in the lines of a file that are whole, if it is for this plan and engine."""
-        first, _, rest = data.partition(b"\n")
-        try:
-            (values,) = _unsealed(first + b"\n", hashlib.sha256())
-            if version_of(values) not in (VERSION, VERSION_BY_LINE):
-                return
-            header = checked(_Header, values)
-        except ValueError:
+        header, lines = _whole_lines(data)
+        if header is None or header.fingerprint != self._fingerprint:
             return
-        if header.fingerprint != self._fingerprint or engines_differ([header.engine, self._engine]):
+        if engines_differ([header.engine, self._engine]):
             return
-        seal = hashlib.sha256(first + b"\n")
-        for line in rest.splitlines(keepends=True):
-            try:
-                values = _unsealed(line, seal)
-            except ValueError:
-                continue
+        for values in lines:
             if header.version == VERSION_BY_LINE:
                 yield values
             else:
                 yield from _answers_of(values)
+
+
+def _whole_lines(data: bytes) -> tuple[_Header | None, Iterator[list[Any]]]:
+    """A file's header, None where it can't be read, and the values of its further lines that are whole."""
+    first, _, rest = data.partition(b"\n")
+    try:
+        (values,) = _unsealed(first + b"\n", hashlib.sha256())
+        if version_of(values) not in (VERSION, VERSION_BY_LINE):
+            return None, iter(())
+        header = checked(_Header, values)
+    except ValueError:
+        return None, iter(())
+
+    def lines() -> Iterator[list[Any]]:
+        seal = hashlib.sha256(first + b"\n")
+        for line in rest.splitlines(keepends=True):
+            with contextlib.suppress(ValueError):
+                yield _unsealed(line, seal)
+
+    return header, lines()
+
+
+def num_kept(store: Store, fingerprint: str, attempts: Mapping[int, Mapping[int, Sequence[int]]]) -> int:
+    """How many answers are kept for a plan and not committed, whichever engine gave them; one for each ask.
+
+    Args:
+        attempts: those that are committed, by shard and chunk.
+    """
+    kept = set[tuple[int, str, str]]()
+    for name in journal_files(store):
+        found = _NAME.fullmatch(name)
+        assert found is not None
+        shard = int(found[1])
+        data = b""
+        with contextlib.suppress(ManifestError):  # no ordinary file
+            data = read_if_there(store, name) or b""
+        header, lines = _whole_lines(data)
+        if header is None or header.fingerprint != fingerprint:
+            continue
+        for values in lines:
+            for place, key, *_ in [values] if header.version == VERSION_BY_LINE else values[1:]:
+                chunk, _, attempt = place.partition(".")
+                if int(attempt) not in attempts.get(shard, {}).get(int(chunk), ()):
+                    kept.add((shard, place, key))
+    return len(kept)
 
 
 def journal_files(store: Store, shard: int | None = None) -> Iterator[str]:

@@ -96,7 +96,16 @@ def test_a_stop_lists_refused_answers_and_says_what_was_open(
     shown = refused_in(folder)
     assert shown
     assert {one["status"] for one in shown} <= {"format", "truncated", "refused"}
-    assert relabel("status", "job.yaml").code == 0
+    kept = len({(values[0], values[1]) for values in answers_in(lines_in(folder))})
+    assert (
+        f"  kept         {kept} answers more, not asked again by the same engine\n" in relabel("status", "job.yaml").out
+    )
+    assert relabel("status", "job.yaml", "--output", "json").json["kept"] == kept > 0
+    (file,) = folder.glob("out/ecom/journal/*/*")
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]) + b"torn")
+    assert 0 < relabel("status", "job.yaml", "--output", "json").json["kept"] < kept
+    file.unlink()
+    assert "  kept" not in relabel("status", "job.yaml").out
 
 
 def test_the_run_that_continues_asks_none_of_them_again_and_ends_as_if_never_stopped(
