@@ -351,6 +351,19 @@ def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_
     return columns.model_copy(update={"document": document, "context": context if reads_context else None})
 
 
+def document_line(where: str, document: tuple[str, ...], *, is_named: bool) -> str:
+    """Which columns of a file make the document, for people.
+
+    Args:
+        is_named: somebody chose them. Else a remark says so where only one of the usual two is there.
+    """
+    line = f"{where}: document from {', '.join(document)}"
+    for found, absent in (("title", "body"), ("body", "title")):
+        if document == (found,) and not is_named:
+            return f"{line} alone: there is no `{absent}`. Name the columns in `columns.document` if there are others"
+    return line
+
+
 def document_columns(names: Collection[str], where: str, *, advice: str = "") -> tuple[str, ...]:
     """The columns that hold the document where nobody names them.
 

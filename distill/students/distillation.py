@@ -538,7 +538,7 @@ def distill(
         return Report(finished, output.folder, True, judged_gates(spec, finished.metrics.test))
     base, record = _checked(spec, resolved, examples)
     texts = make_texts(record, base.tokenizer)
-    for note in [*examples.notes, *rerank_notes(spec.student, examples.grades)]:
+    for note in [*examples.documents, *examples.notes, *rerank_notes(spec.student, examples.grades)]:
         report(note)
     work = TrainingInputs(
         spec=spec,
@@ -595,6 +595,7 @@ class StudentPlan:
     Args:
         heads: number of grades by head.
         sides: rows and queries of train, dev and test, as words.
+        documents: which columns make the document, a line for each source.
         notes: remarks on labels and split, and on what can serve such a student.
     """
 
@@ -602,6 +603,7 @@ class StudentPlan:
     heads: dict[str, int]
     sides: dict[str, str]
     max_tokens: int
+    documents: list[str]
     notes: list[str]
 
 
@@ -620,6 +622,7 @@ def plan_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None 
         heads=record.heads,
         sides={name: f"{side.rows:,} rows of {side.queries:,} queries" for name, side in sides.items()},
         max_tokens=record.max_tokens,
+        documents=examples.documents,
         notes=[*examples.notes, *few_queries_notes(examples.about.split), *rerank_notes(spec.student, examples.grades)],
     )
 

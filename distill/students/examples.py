@@ -54,7 +54,7 @@ from relabel.manifests.run_labels import read_labels
 from relabel.manifests.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import read_whole
-from relabel.manifests.tables import PARQUET_SUFFIXES, Column, read_grades, reading
+from relabel.manifests.tables import PARQUET_SUFFIXES, Column, document_line, read_grades, reading
 
 # N rows, K grades
 
@@ -527,6 +527,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
     pairs = read_pairs(dataset, np.arange(dataset.rows))
     about = replace(
         about,
+        document=dataset.columns.document,
         rows=len(grades),
         without_grade=grades.count(None),
         inputs_sha256=digest_of([list(file.identity) for file in dataset.files]),
@@ -691,6 +692,7 @@ class Examples:
         gold: int64 [N], the trusted grade, -1 where there is none.
         side: int8 [N], 0 train, 1 dev, 2 test.
         heads: number of grades by head that is trained.
+        documents: which columns make the document, a line for each source.
     """
 
     texts: list[tuple[str, str]]
@@ -708,6 +710,7 @@ class Examples:
     columns: Columns
     about: DataFacts
     notes: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
 
     @property
     def grades(self) -> int:
@@ -842,6 +845,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
             rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
             split=split_facts(split, keys, texts, side_N),
         ),
+        documents=_document_lines(spec, tables),
     )
     check_examples(examples)
     train_rows = examples.rows_of(TRAIN)
@@ -855,6 +859,17 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     if spec.train.class_balance == "weights":
         _balance(examples)
     return examples
+
+
+def _document_lines(spec: DistillSpec, tables: Sequence[LabelTable]) -> list[str]:
+    """Which columns make the document, a line for each source."""
+    is_named = [source.pairs is None or bool(source.pairs.columns.document) for source in spec.labels]
+    if spec.gold is not None:
+        is_named.append(bool(spec.gold.columns.document))
+    return [
+        document_line(table.where, table.columns.document, is_named=named)
+        for table, named in zip(tables, is_named, strict=False)  # gold that is not learned from has no table
+    ]
 
 
 def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:

@@ -460,6 +460,7 @@ class LearnedGold:
     Args:
         grade: column of the grades; None where gold holds other things.
         sets, answers: columns of the chunks and of the answers that are wanted.
+        document: columns of the document, of gold that was learned from.
         rows, without_grade, inputs_sha256: of gold that was learned from.
         graded_rows: rows of the distillation that have a grade.
     """
@@ -469,6 +470,7 @@ class LearnedGold:
     map: dict[int, int] | None = None
     sets: str | None = field(default=None, metadata=LEFT_OUT)
     answers: str | None = field(default=None, metadata=LEFT_OUT)
+    document: tuple[str, ...] | None = field(default=None, metadata=LEFT_OUT)
     rows: int | None = field(default=None, metadata=LEFT_OUT)
     without_grade: int | None = field(default=None, metadata=LEFT_OUT)
     inputs_sha256: str | None = field(default=None, metadata=LEFT_OUT)

@@ -186,6 +186,7 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
         grade=None,
         sets=source.sets,
         answers=source.answers,
+        document=dataset.columns.document,
         rows=dataset.rows,
         graded_rows=len(rows),
     )

@@ -289,6 +289,7 @@ def load_gold_rows(
             path=source.path,
             grade=source.grade,
             map=source.map,
+            document=dataset.columns.document,
             rows=dataset.rows,
             without_grade=dropped["without a trusted grade"],
             graded_rows=len(rows),

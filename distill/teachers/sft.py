@@ -235,6 +235,7 @@ def _add_sets(answered: AnsweredRows, gold: SftGold, column: str, storage: Stora
         path=gold.path,
         grade=None,
         sets=column,
+        document=dataset.columns.document,
         rows=dataset.rows,
         graded_rows=len(wanted),
     )

@@ -56,6 +56,7 @@ from relabel.manifests.files import Storage, open_to_readers
 from relabel.manifests.models import ResolvedModel, resolve_model
 from relabel.manifests.process import installed_versions, require, usable_cores
 from relabel.manifests.records import LEFT_OUT, digest_of, fault_of, plain
+from relabel.manifests.tables import document_line
 from relabel.manifests.weights import read_weights
 
 ReportLine = Callable[[str], None]
@@ -458,6 +459,19 @@ def _prepare(
     return output, base, trainer, record
 
 
+def _report_data(spec: Any, trainer: TeacherTrainer, report: ReportLine) -> None:
+    """What is read as the document, and the trainer's remarks.
+
+    Args:
+        spec: of the trainer's method.
+    """
+    gold = trainer.data.gold
+    if gold is not None and gold.document is not None:
+        report(document_line(gold.path, gold.document, is_named=bool(spec.data.gold.columns.document)))
+    for note in trainer.notes:
+        report(note)
+
+
 def train_teacher(
     spec: TeacherSpec,
     storage: Storage,
@@ -497,8 +511,7 @@ def train_teacher(
     )
     if finished is not None:
         return TeacherReport(finished, True, spec.output)
-    for note in trainer.notes:
-        report(note)
+    _report_data(spec, trainer, report)
 
     def train() -> Made[TeacherManifest]:
         trained = trainer.train(output.checkpoints, report)
@@ -624,8 +637,7 @@ def estimate_teacher(
         report(f"{spec.output}: holds this teacher already; a training would find it and end with nothing to do.")
     else:
         output.check_checkpoints(record, start)
-    for note in trainer.notes:
-        report(note)
+    _report_data(spec, trainer, report)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
     if not is_timed:
         return estimate

@@ -283,6 +283,29 @@ def test_a_place_that_is_taken_is_refused(umbrela: Callable[..., Any], tmp_path:
         lock.release()
 
 
+def test_gold_without_a_body_says_which_columns_make_the_document(
+    values: Callable[..., dict[str, Any]], pairs_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(pairs_path)
+    table = table.rename_columns([{"document": "title"}.get(name, name) for name in table.column_names])
+    pq.write_table(table.append_column("description", table["title"]), tmp_path / "gold.parquet")
+
+    def said(columns: dict[str, Any], *flags: str) -> str:
+        held = values(labeler={"name": "direct"}, train={"max_steps": 1}, data={})
+        held["data"] = {"gold": {"path": str(tmp_path / "gold.parquet"), "columns": columns}}
+        (tmp_path / "teacher.yaml").write_text(json.dumps(held))
+        capsys.readouterr()
+        assert relabel("train", str(tmp_path / "teacher.yaml"), *flags) == 0
+        return capsys.readouterr().err
+
+    remark = "document from title alone: there is no `body`. Name the columns in `columns.document`"
+    assert remark in said({}, "--dry-run")
+    both = said({"document": ["title", "description"]}, "--dry-run")
+    assert "gold.parquet: document from title, description\n" in both
+    assert "document from title\n" in said({"document": "title"}, "--dry-run")
+    assert remark in said({})
+
+
 def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     values: Callable[..., dict[str, Any]],
     run_of: Callable[..., Path],
