@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
-from relabel.jobs.output import Exit, Summary, emit
+from relabel.jobs.output import Exit, Summary, TextResult, emit, grid, value_text
 from relabel.manifests.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -251,7 +251,12 @@ def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
     plan = plan_student(found, storage, cache_dir=cache_dir)
     if not is_first_process():
         return Exit.DONE
-    return emit(Summary("Nothing was trained", {**plain(plan), "output": found.output}), output)
+    values = {**plain(plan), "output": found.output}
+    shown = [(name, value_text(value)) for name, value in values.items() if name not in ("documents", "notes")]
+    shown = [(name.replace("_", " "), text) for name, text in shown]
+    shown += [("document", line) for line in plan.documents]
+    shown += [("note", note) for note in plan.notes]
+    return emit(TextResult(f"Nothing was trained\n{grid(shown)}", values), output)
 
 
 # ------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from transformers import AutoModelForSequenceClassification
 from relabel.distill.students.model import load_student, student_digest, student_files
 from relabel.distill.students.networks import Embedder, build_module, check_base, make_record
 from relabel.distill.students.spec import DistillSpec, StudentManifest, read_student
+from relabel.jobs.cli import main
 from relabel.manifests.errors import ManifestError, ModelError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import ResolvedModel
@@ -425,6 +426,25 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(
     if kind == "encoder":
         with pytest.raises(ModelError, match=says):
             Embedder(folder, max_tokens=None, batch_tokens=None, device="cpu")
+
+
+def test_a_dry_run_says_each_note_and_what_makes_the_document_on_lines_of_their_own(
+    spec: Callable[..., dict[str, Any]], tmp_path: Path, pairs_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(pairs_file)
+    table = table.rename_columns([{"document": "title"}.get(name, name) for name in table.column_names])
+    pq.write_table(table.append_column("description", table["title"]), tmp_path / "gold.parquet")
+    gold = {"path": str(tmp_path / "gold.parquet"), "grade": "grade"}
+    held = spec(labels=[], gold=gold, loss={"gold_weight": 1.0}, split={"dev": 0.1, "test": 0.1})
+    (tmp_path / "student.yaml").write_text(json.dumps(held))
+    with pytest.raises(SystemExit) as end:
+        main(["distill", str(tmp_path / "student.yaml"), "--dry-run"])
+    assert not end.value.code
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    notes = [text for name, text in lines if name == "note"]
+    assert [note.split(",")[0] for note in notes][:2] == ["the dev side", "the test side"]
+    (document,) = [text for name, text in lines if name == "document"]
+    assert "gold.parquet: document from title alone: there is no `body`" in document
 
 
 def test_a_plan_warns_of_a_side_with_few_queries(spec: Callable[..., dict[str, Any]]) -> None:
