@@ -533,6 +533,10 @@ class NeededColumn(NamedTuple):
     option: str = ""
 
 
+USUAL_NAMES = ("query_id", "query", "doc_id", "document", "title", "body", "context", "grade")
+"""What columns are called where nobody names them."""
+
+
 def require_columns(needed: Sequence[NeededColumn], names: Sequence[str], *, path: str) -> None:
     """Refuse a file that lacks columns.
 
@@ -552,7 +556,11 @@ def require_columns(needed: Sequence[NeededColumn], names: Sequence[str], *, pat
         )
     taken = {column.name for column in needed}
     free = [name for name in names if name not in taken]
-    hints = {column.name: nearest(column.name, free) for column in missing}
+    # a column that is called as another role usually is holds that, and is not what is meant
+    free_of_usual = [name for name in free if name not in USUAL_NAMES]
+    hints = {
+        column.name: nearest(column.name, free_of_usual if column.name in USUAL_NAMES else free) for column in missing
+    }
     is_one = len(missing) == 1
     hint = ", ".join(f"`{near}`" if is_one else f"`{near}` for `{name}`" for name, near in hints.items() if near)
     options = " and ".join(column.option for column in missing if column.option)

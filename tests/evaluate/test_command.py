@@ -373,6 +373,8 @@ def trec(grade: Callable[[int], Any]) -> str:
             ("no column `grade`", "Did you mean `grades`?", "--grade"),
         ),
         ("query_id,docno,grade\nq0,d0,1\n", (), "g.csv", 3, ("no column `doc_id`", "--doc")),
+        # a column of another role is not what is meant
+        ("qid,query,doc_id,grade\nq0,sock,d0,1\n", (), "g.csv", 3, ("no column `query_id`", "Did you mean `qid`?")),
         (
             "qid,docno,mark\nq0,d0,1\n",
             (),
