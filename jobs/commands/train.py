@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,7 +14,8 @@ import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
 from relabel.jobs.output import Exit, Summary, TextResult, emit, grid, value_text
-from relabel.manifests.errors import ConfigError, UsageError
+from relabel.manifests.errors import ConfigError, InputError, UsageError
+from relabel.manifests.files import is_url
 
 if TYPE_CHECKING:
     from relabel.distill.students.spec import DistillSpec
@@ -51,6 +53,7 @@ def open_spec(
     fields: tuple[str, ...],
     read: Callable[[Mapping[str, Any], str], SpecT],
     model_of: Callable[[SpecT], str],
+    paths_of: Callable[[SpecT], Iterable[tuple[str, str]]],
 ) -> tuple[SpecT, Path | None, Storage]:
     """Read a training's spec, a file or the values of one, and fetch the model that it starts from.
 
@@ -58,11 +61,13 @@ def open_spec(
         kind, fields: as `read_settings`.
         read: checks plain values, which come from the place that it is given for errors.
         model_of: the spec's reference of that model.
+        paths_of: keys and paths of what it learns from, which has to be there before a model is fetched.
     Returns:
         The spec; where fetched models are kept, None for the default; the storage.
     Raises:
         ConfigError: it can't be read, or has an unknown key; or a launcher of several processes was not one that is
             known here.
+        InputError: a local path is not there.
     """
     from relabel.jobs.delivery import fetch_model
     from relabel.jobs.job import cache_dir, storage_of
@@ -74,6 +79,9 @@ def open_spec(
     kept = cache_dir()
     storage = storage_of(settings.values, where=where)
     found = resolved(read(settings.values, where), settings.places)
+    for key, path in paths_of(found):
+        if not is_url(path) and not has_magic(path) and not os.path.lexists(path):
+            raise InputError(f"{path}: no such file or folder (from {Path.cwd()}); `{key}` names it.")
     fetch_model(model_of(found), storage, cache_dir=kept)
     return found, kept, storage
 
@@ -239,7 +247,16 @@ def _open_student_spec(
         fields=tuple(DistillSpec.model_fields),
         read=lambda values, where: validate_spec(DistillSpec, values, where=where),
         model_of=lambda found: found.student.model,
+        paths_of=_student_paths,
     )
+
+
+def _student_paths(spec: DistillSpec) -> Iterator[tuple[str, str]]:
+    """Keys and paths of what a student learns from."""
+    for source in spec.labels:
+        yield "labels", source.path
+    if spec.gold is not None:
+        yield "gold.path", spec.gold.path
 
 
 def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
@@ -304,6 +321,7 @@ def train(
         fields=teacher_keys(),
         read=lambda values, where: read_teacher_spec(values, where=where),
         model_of=lambda found: found.init,
+        paths_of=_teacher_paths,
     )
     from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
 
@@ -342,6 +360,18 @@ def train(
         }
         emit(Summary(f"{head} {report.output}", result), output)
     return Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
+
+
+def _teacher_paths(spec: Any) -> Iterator[tuple[str, str]]:
+    """Keys and paths of what a teacher learns from.
+
+    Args:
+        spec: of any method.
+    """
+    for source in getattr(spec.data, "runs", ()):
+        yield "data.runs", source.path
+    if spec.data.gold is not None:
+        yield "data.gold.path", spec.data.gold.path
 
 
 def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None) -> GeneratorSpec:

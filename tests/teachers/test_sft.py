@@ -283,6 +283,17 @@ def test_a_place_that_is_taken_is_refused(umbrela: Callable[..., Any], tmp_path:
         lock.release()
 
 
+def test_what_is_learned_from_is_looked_for_before_the_model_is_fetched(
+    values: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, name in (("gold", "absent.parquet"), ("runs", "absent")):
+        held = values(labeler={"name": "direct"}, data={}, init="memory://nowhere/model")
+        held["data"] = {"gold": {"path": str(tmp_path / name)}} if key == "gold" else {"runs": str(tmp_path / name)}
+        (tmp_path / "teacher.yaml").write_text(json.dumps(held))
+        assert relabel("train", str(tmp_path / "teacher.yaml"), "--dry-run") == 3
+        assert f"{tmp_path / name}: no such file or folder" in capsys.readouterr().err
+
+
 def test_gold_without_a_body_says_which_columns_make_the_document(
     values: Callable[..., dict[str, Any]], pairs_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
