@@ -535,6 +535,32 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     )
 
 
+def check_output(job: Job) -> None:
+    """The output is free, or this job's, as `open_run` wants it; writes nothing, and plans nothing.
+
+    Raises:
+        StaleRunError: it has a plan for another job or other inputs, or belongs to something that is not a run.
+    """
+    store = open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
+    if load_plan(store) is None:
+        _check_unclaimed(store, job.spec.output)
+    else:
+        open_run(job, may_plan=False, may_write=False)
+
+
+def _check_unclaimed(store: Store, output: str) -> None:
+    """
+    Raises:
+        StaleRunError: an output without a plan belongs to something that is not a run.
+    """
+    # the plan is looked for again: another worker may have come between
+    if read_if_there(store, MANIFEST_NAME) is not None and load_plan(store) is None:
+        raise StaleRunError(
+            f"{output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
+            "say to a student. Name another `output`."
+        )
+
+
 def _planned(job: Job, dataset: Dataset, parts: dict[str, Any], store: Store, *, may_write: bool) -> tuple[Plan, bool]:
     """The plan of an output that has none; that of another worker, where one came between.
 
@@ -543,12 +569,7 @@ def _planned(job: Job, dataset: Dataset, parts: dict[str, Any], store: Store, *,
     Raises:
         StaleRunError: the output belongs to something that is not a run.
     """
-    # the plan is looked for again: another worker may have come between
-    if read_if_there(store, MANIFEST_NAME) is not None and load_plan(store) is None:
-        raise StaleRunError(
-            f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
-            "say to a student. Name another `output`."
-        )
+    _check_unclaimed(store, job.spec.output)
     if may_write:
         # a store that can't keep commits single is refused before anything is read or written
         store.check_conditional_writes()

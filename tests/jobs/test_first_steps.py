@@ -97,6 +97,23 @@ def test_doctor_says_first_whether_the_job_can_start(
     assert relabel("doctor", job).out.splitlines()[0] == "job.yaml: can start here"
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_doctor_refuses_an_output_of_another_job_as_run_does(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    job = write_job()
+    assert relabel("run", job).code == 0
+    assert relabel("doctor", job).code == 0
+    other = ("--set", "labeler.name=umbrela")
+    refused = relabel("run", job, *other)
+    found = relabel("doctor", job, *other, "--output", "json")
+    assert refused.code == found.code == 3
+    assert "belongs to another job. Different:" in found.json["job"]["output"]
+    assert "belongs to another job. Different:" in refused.err
+    assert "can't start here, see output" in relabel("doctor", job, *other).out.splitlines()[0]
+
+
 def test_doctor_says_memory_and_providers(relabel: Callable[..., Any]) -> None:
     found = relabel("doctor", "--output", "json").json
     assert found["free_memory_gib"] > 0
