@@ -60,7 +60,7 @@ def source_form(path: str, named: str | None, storage: Storage) -> Form | None:
     """The form of a source: as named, else by its suffix; None for a run's output folder.
 
     Raises:
-        InputError: nothing is there, under a name that tells no form.
+        InputError: nothing is there, under a name without a known suffix.
         UsageError: the form is unclear.
     """
     if named == LABELS:

@@ -337,7 +337,7 @@ def _has_locked_shard(folder: RunFolder, attempts: Mapping[int, Collection[int]]
 @log_option
 @output_option
 def status(target: str, live: bool, day: str | None, output: str) -> int:
-    """Show what is done, open, kept and quarantined. Reads receipts, and the answers that open chunks have so far."""
+    """Show what is done, open and quarantined. Reads receipts, and answers kept of open chunks."""
     folder, spec = _opened(target, day)
     if not live:
         return emit(read_status(folder, spec), output)

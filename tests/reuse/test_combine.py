@@ -253,10 +253,10 @@ def test_a_yes_no_judge_keeps_its_grades_where_the_other_is_mapped_to_two(days: 
     four = judge(days, "four", {("q1", "d1"): 3, ("q1", "d2"): 2}, [0.0, 0.0, 0.6, 0.4])
     code, said = days.call("combine", yes_no, four, "--to", days.out("combined.parquet"))
     assert (code, "--map-labels OLD=NEW,…, for instance 0=0,1=0,2=1,3=1" in said) == (3, True)
-    told, rows = written(days, yes_no, four, "--map-labels", "0=0,1=0,2=1,3=1")
-    assert told["by_grade"] == [0, 2]
+    result, rows = written(days, yes_no, four, "--map-labels", "0=0,1=0,2=1,3=1")
+    assert result["by_grade"] == [0, 2]
     assert rows[0]["probs"] == pytest.approx([0.05, 0.95])
-    assert [note for note in told["notes"] if "yes_no.parquet: has 2 grades already" in note]
+    assert [note for note in result["notes"] if "yes_no.parquet: has 2 grades already" in note]
 
 
 @pytest.mark.parametrize("probs", [None, [0.1, 0.9]])

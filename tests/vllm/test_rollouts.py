@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.vllm.test_openai_server import server as server
-
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
@@ -102,11 +100,3 @@ def test_each_process_writes_its_own_prompts_with_a_vllm_of_its_own(
     seen = trained(tmp_path, model_dir(), {})
     assert_divided(tmp_path, seen)
     assert_follows(seen, compared=5)  # norms, embeddings: vLLM stacks other matrices
-
-
-def test_a_server_writes_for_both_processes_and_gets_the_policy_of_each_step(
-    server: str, model_dir: Callable[..., Path], tmp_path: Path
-) -> None:
-    seen = trained(tmp_path, model_dir(), {"mode": "server", "url": server.removesuffix("/v1")})
-    assert_divided(tmp_path, seen)
-    assert_follows(seen[:1], compared=20)  # the first process sends all of them
