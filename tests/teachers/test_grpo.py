@@ -122,9 +122,9 @@ def test_rows_without_a_grade_are_left_out_and_no_node_gold_is_remarked(
     bare = {"data": {"gold": {"path": str(tmp_path / "pairs.parquet")}}}
     found, said = estimate(**graph, **bare)
     assert found.rows == NUM_PAIRS - 1
-    assert "plain GRPO" in said[0]
+    assert any("plain GRPO" in remark for remark in said)
     bare["data"]["gold"]["subject"] = "subject_gold"
-    assert estimate(**graph, **bare)[1] == []
+    assert not any("plain GRPO" in remark for remark in estimate(**graph, **bare)[1])
 
 
 @pytest.mark.parametrize("is_first_right", [False, True])
