@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.qwen2 import modeling_qwen2
 
 from relabel.distill.teachers import grpo, grpo_trainer, teaching
 from relabel.distill.teachers.rewards import GoldRow, Score
@@ -56,6 +57,32 @@ def log_probs_in_double(
     return log_probs.gather(-1, input_ids[:, -logits_to_keep:, None])[..., 0], entropies, None
 
 
+def norm_in_double(self: Any, hidden_BTD: torch.Tensor) -> torch.Tensor:
+    """What Qwen2 computes in float32, whatever the model's weights are."""
+    mean_BT1 = hidden_BTD.pow(2).mean(-1, keepdim=True)
+    normed: torch.Tensor = self.weight * hidden_BTD * torch.rsqrt(mean_BT1 + self.variance_epsilon)
+    return normed
+
+
+def attention_in_double(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `norm_in_double`."""
+    keys = modeling_qwen2.repeat_kv(key, module.num_key_value_groups)
+    values = modeling_qwen2.repeat_kv(value, module.num_key_value_groups)
+    scores = query @ keys.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(-1)
+    return (weights @ values).transpose(1, 2).contiguous(), weights
+
+
 @contextlib.contextmanager
 def learning_in_double() -> Iterator[None]:
     """All in float64, short answers, and rewards that those of a random model differ in. In float32 AdamW's first
@@ -64,6 +91,8 @@ def learning_in_double() -> Iterator[None]:
     replaced = {
         (teaching, "read_weights"): lambda *args, **options: whole(*args, **{**options, "dtype": torch.float64}),
         (grpo_trainer.RolloutTrainer, "_get_per_token_logps_and_entropies"): log_probs_in_double,
+        (modeling_qwen2.Qwen2RMSNorm, "forward"): norm_in_double,
+        (modeling_qwen2, "eager_attention_forward"): attention_in_double,
         (grpo, "longest_answer"): lambda labeler: 24,
         (grpo, "grade_score"): lambda near: score_by_tokens,
         (grpo, "graph_score"): lambda match, miss: score_nodes_by_tokens,
