@@ -63,6 +63,7 @@ PARTS: dict[str, Part] = {
     "score-host": Part(S + "score_host", 60, "base", "what the host does for a pair of score: CPU time, step by step"),
     "grpo": Part(T + "grpo", 240, VLLM, "GRPO of a 1.5B, vLLM colocated, against TRL's own trainer: seconds a step"),
     "grpo-2": Part(T + "grpo_processes", 300, VLLM, "the same by two processes, on two GPUs, against one"),
+    "grpo-3": Part(T + "grpo_server", 400, VLLM, "the same with a vLLM server for both, on three GPUs"),
     "fp8": Part(T + "fp8", 300, VLLM, "direct, 7B in fp8 against bf16: grades that differ, pairs/s"),
     "tests": Part(T + "gpu_tests", 200, VLLM, "the tests marked gpu"),
 }  # fmt: skip

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -225,33 +226,97 @@ def grpo(day: Day) -> None:
 
 def grpo_processes(day: Day) -> None:
     """The same steps of GRPO by two processes, each with a vLLM of its own, against one; on a host with two GPUs."""
-    import torch
-
-    from benchmarks import grpo_speed
-
-    if torch.cuda.device_count() < day.pick(2, 0):
-        print("this host has one GPU: nothing to do")
+    if _has_fewer_gpus(day.pick(2, 0)):
         return
-    seconds = {}
-    for processes in (1, 2):
-        folder = day.folder / f"grpo-{os.getpid()}-by-{processes}"
-        folder.mkdir()
-        accumulation = day.pick(8, 2) // processes
-        chosen = Namespace(
-            model=day.model("qwen-1.5b"), steps=day.pick(4, 2), group=8, batch=8, accumulation=accumulation,
-            max_tokens=1024, think=day.pick(128, 8), device=day.pick("auto", "cpu"), precision=day.pick("bf16", "fp32"),
-            vllm=day.pick({"gpu_memory_utilization": 0.3}, None),
-        )  # fmt: skip
-        prompts = chosen.steps * chosen.batch * accumulation * processes // chosen.group
-        grpo_speed.write_setting(folder, chosen, num_rows=prompts)
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "relabel"]
-        subprocess.run([sys.executable, *launch, "train", str(folder / "spec.json")], cwd=ROOT, check=True)
-        facts = json.loads((folder / "out" / "manifest.json").read_text())["training"]
-        seconds[processes] = chosen.batch * accumulation / facts["rows_per_s"]
+    vllm = day.pick({"gpu_memory_utilization": 0.3}, None)
+    seconds = {processes: _step_seconds(day, processes, vllm) for processes in (1, 2)}
     day.emit(
         "a GRPO step of 1.5B by two processes; baseline: by one", seconds[2], "s", baseline=seconds[1],
         most=0.65 * seconds[1],
     )  # fmt: skip
+
+
+def grpo_server(day: Day) -> None:
+    """The same with one vLLM server for both processes, on a host with three GPUs. No rehearsal: TRL sends weights to a
+    server over NCCL alone.
+    """
+    if _has_fewer_gpus(3):
+        return
+    with _vllm_server(day.model("qwen-1.5b"), gpu=2) as url:
+        vllm = {"mode": "server", "url": url}
+        seconds = {processes: _step_seconds(day, processes, vllm, gpus="0,1") for processes in (1, 2)}
+    day.emit(
+        "a GRPO step of 1.5B by two processes and a vLLM server; baseline: by one and the server", seconds[2], "s",
+        baseline=seconds[1], most=0.8 * seconds[1],
+    )  # fmt: skip
+
+
+def _has_fewer_gpus(wanted: int) -> bool:
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < wanted:
+        print(f"this host has {found} of {wanted} GPUs: nothing to do")
+    return found < wanted
+
+
+def _step_seconds(day: Day, processes: int, vllm: dict[str, Any] | None, gpus: str | None = None) -> float:
+    """Seconds of a step of the same GRPO training by so many processes.
+
+    Args:
+        gpus: that they may use; None for all.
+    """
+    from benchmarks import grpo_speed
+
+    folder = day.folder / f"grpo-{os.getpid()}-by-{processes}"
+    folder.mkdir()
+    accumulation = day.pick(8, 2) // processes
+    chosen = Namespace(
+        model=day.model("qwen-1.5b"), steps=day.pick(4, 2), group=8, batch=8, accumulation=accumulation,
+        max_tokens=1024, think=day.pick(128, 8), device=day.pick("auto", "cpu"), precision=day.pick("bf16", "fp32"),
+        vllm=vllm,
+    )  # fmt: skip
+    prompts = chosen.steps * chosen.batch * accumulation * processes // chosen.group
+    grpo_speed.write_setting(folder, chosen, num_rows=prompts)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "relabel"]
+    environment = os.environ if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
+    subprocess.run([sys.executable, *launch, "train", str(folder / "spec.json")], cwd=ROOT, env=environment, check=True)
+    facts = json.loads((folder / "out" / "manifest.json").read_text())["training"]
+    return float(chosen.batch * accumulation / facts["rows_per_s"])
+
+
+SERVER_PORT = 8321
+SERVER_START_S = 240.0
+
+
+@contextmanager
+def _vllm_server(model: Path, *, gpu: int) -> Iterator[str]:
+    """vLLM's server as docs/train.md starts it; its address."""
+    url = f"http://127.0.0.1:{SERVER_PORT}"
+    words = [
+        "vllm", "serve", str(model), "--port", str(SERVER_PORT), "--weight-transfer-config", '{"backend": "nccl"}',
+        "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1",
+    ]  # fmt: skip
+    own = {"CUDA_VISIBLE_DEVICES": str(gpu), "VLLM_SERVER_DEV_MODE": "1"}
+    process = subprocess.Popen(words, env={**os.environ, **own})
+    try:
+        ends = time.monotonic() + SERVER_START_S
+        while not _answers(f"{url}/health"):
+            if process.poll() is not None or time.monotonic() > ends:
+                raise RuntimeError("vLLM's server did not start")
+            time.sleep(1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def fp8(day: Day) -> None:
