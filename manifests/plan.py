@@ -322,27 +322,15 @@ def commit_chunk(
     failpoints.hit("after_answers")
     statuses = Counter(ok=len(rows.labels)) if rows.labels else Counter[str]()
     statuses.update(row.status for row in quarantine)
-    receipt = Receipt(
-        fingerprint=work.fingerprint,
-        shard=chunk.shard,
-        chunk=chunk.chunk,
-        attempt=chunk.attempt,
+    receipt = replace(
+        _receipt_without_rows(chunk, work),
         rows=len(rows.labels) + len(quarantine),
         labels=label_file,
         quarantine=quarantine_file,
         statuses=dict(statuses),
-        stages=work.stages,
-        seconds=round(work.seconds, 3),
-        engine=work.engine,
-        worker=work.worker,
-        epoch=work.epoch,
-        started=work.started,
-        committed=work.committed,
         answers=answer_file,
         reused=list(reused.rows),
         reused_answers=reused.answers,
-        write_id=secrets.token_hex(8),
-        execution=work.execution,
     )
     failpoints.hit("before_receipt")
     was_first = store.create(receipt.id.receipt_name, sealed_json(fields_of(receipt)))
@@ -353,27 +341,12 @@ def commit_chunk(
     return None
 
 
-def _without_secrets(row: QuarantineRow) -> QuarantineRow:
-    """A row whose reasons, which may hold what a server wrote, show no secret; what the model wrote stays."""
-    tries = [{**attempt, "reason": redacted(attempt["reason"])} for attempt in row.tries]
-    return row._replace(reason=redacted(row.reason), tries=tries)
-
-
-NO_CHUNK = -1
-"""Shard of a receipt that is no chunk's."""
-
-
-def note_health_check(store: Store, number: int, work: WorkFacts) -> None:
-    """Keep what asks took that showed whether an engine still works, under `lost/`: no row comes of them.
-
-    Args:
-        number: of the checks of one worker.
-    """
-    receipt = Receipt(
+def _receipt_without_rows(chunk: ChunkId, work: WorkFacts) -> Receipt:
+    return Receipt(
         fingerprint=work.fingerprint,
-        shard=NO_CHUNK,
-        chunk=number,
-        attempt=1,
+        shard=chunk.shard,
+        chunk=chunk.chunk,
+        attempt=chunk.attempt,
         rows=0,
         labels=None,
         quarantine=None,
@@ -388,7 +361,25 @@ def note_health_check(store: Store, number: int, work: WorkFacts) -> None:
         write_id=secrets.token_hex(8),
         execution=work.execution,
     )
-    _note_loss(store, receipt)
+
+
+def _without_secrets(row: QuarantineRow) -> QuarantineRow:
+    """A row whose reasons, which may hold what a server wrote, show no secret; what the model wrote stays."""
+    tries = [{**attempt, "reason": redacted(attempt["reason"])} for attempt in row.tries]
+    return row._replace(reason=redacted(row.reason), tries=tries)
+
+
+NO_CHUNK = -1
+"""Shard of a receipt that is no chunk's."""
+
+
+def note_health_check(store: Store, check: ChunkId, work: WorkFacts) -> None:
+    """Keep what asks took that showed whether an engine still works, under `lost/`: no row comes of them.
+
+    Args:
+        check: of shard `NO_CHUNK`, with the number of the check as its chunk.
+    """
+    _note_loss(store, _receipt_without_rows(check, work))
 
 
 def _note_loss(store: Store, receipt: Receipt) -> None:

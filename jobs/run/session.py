@@ -332,7 +332,7 @@ class Session:
 
     def note_health_check(self, work: ChunkWork) -> None:
         """Count what was asked to see whether the engine still works."""
-        note_health_check(self.opened.store, work.id.chunk, self._facts_of(work))
+        note_health_check(self.opened.store, work.id, self._facts_of(work))
 
     def _finished_rows(self, work: ChunkWork) -> FinishedRows:
         cascade = self.opened.cascade
