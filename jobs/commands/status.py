@@ -147,7 +147,9 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
     spec = spec or (manifest.spec if manifest else {})
     args = priced_args(spec.get("engine"))
     is_finished = manifest is not None and manifest.receipts_sha256 == snapshot.digest
-    lost = asked_for(folder.lost_receipts())
+    limits = _limits_of(spec)
+    is_counted = args is not None or limits is not None
+    lost = asked_for(folder.lost_receipts() if is_counted else ())
     in_vain = (lost["prompt_tokens"], lost["output_tokens"])
     spent = (tally.tokens[0] + in_vain[0], tally.tokens[1] + in_vain[1])
     return StatusResult(
@@ -166,7 +168,7 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
         over_limit=manifest.over_limit if manifest else None,
         kept=0 if is_finished else num_kept(folder.store, plan.fingerprint, folder.attempts_of_all(snapshot.etags)),
         stages=tally.stages,
-        budget=_budget_of(spec, args, spent),
+        budget=None if limits is None else _budget_of(limits, args, spent),
         cost=None if args is None else price_of(args, *spent),
         cost_in_vain=None if args is None else price_of(args, *in_vain),
         cascade=manifest.cascade if manifest and is_finished else audit_of(folder, snapshot.labels),
@@ -176,20 +178,24 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
     )
 
 
-def _budget_of(spec: Mapping[str, Any], args: EngineArgs | None, tokens: tuple[int, int]) -> BudgetState | None:
-    """What is spent of the job's budget; None without one.
-
-    Args:
-        tokens: prompt and output tokens of what is committed, and of what was lost.
-    """
+def _limits_of(spec: Mapping[str, Any]) -> RunSpec | None:
+    """The section of a job that has its budget; None where it has none."""
     try:
         run = validate_spec(RunSpec, spec.get("run") or {}, where="run")
     except ConfigError:  # of a job file that `run` refuses
         return None
-    if run.max_tokens is None and run.max_cost is None:
-        return None
+    has_budget = run.max_tokens is not None or run.max_cost is not None
+    return run if has_budget else None
+
+
+def _budget_of(limits: RunSpec, args: EngineArgs | None, tokens: tuple[int, int]) -> BudgetState:
+    """What is spent of the job's budget.
+
+    Args:
+        tokens: prompt and output tokens of what is committed, and of what was lost.
+    """
     spent = charge_of(args, *tokens)
-    return BudgetState(run.max_tokens, run.max_cost, spent.tokens, round(spent.cost, 9))
+    return BudgetState(limits.max_tokens, limits.max_cost, spent.tokens, round(spent.cost, 9))
 
 
 def _shards_of(folder: RunFolder, etags: Mapping[str, str]) -> list[ShardStatus]:
