@@ -374,7 +374,11 @@ def check_bundle(bundle_store: Store, name: str) -> None:
     for kind in ("versions", "channels"):
         if any(True for _ in bundle_store.entries(f"{name}/{kind}")):
             return
-    raise InputError(
+    raise _no_bundle(bundle_store, name)
+
+
+def _no_bundle(bundle_store: Store, name: str) -> InputError:
+    return InputError(
         f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
         f"{name} is a bundle store itself: relabel list {bundle_store.url}/{name}"
     )
@@ -386,9 +390,10 @@ def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
     Raises:
         InputError: there is none of that name.
     """
-    check_bundle(bundle_store, name)
     versions = Version.load_all(bundle_store, name)
     channels = Channel.load_all(bundle_store, name)
+    if not versions and not channels:
+        raise _no_bundle(bundle_store, name)
     return {
         "name": name,
         "versions": [{**version.about(), "channels": _pointing_to(version, channels)} for version in versions],
