@@ -538,8 +538,8 @@ def _check_grades(
     Raises:
         InputError: a grade is off the scale; names the first row that has one.
     """
-    is_off_N = pa.compute.or_(pa.compute.less(given, 0), pa.compute.greater_equal(given, grades))
-    rows = np.flatnonzero(is_off_N.fill_null(False).to_numpy(zero_copy_only=False))
+    grade_N = given.to_numpy(zero_copy_only=False)  # NaN where there is none
+    rows = np.flatnonzero((grade_N < 0) | (grade_N >= grades))
     if len(rows):
         row = int(rows[0])
         place = f"row {row + 1} below the header" if form in (CSV, QUEPID) else f"row {row}"

@@ -1,7 +1,9 @@
 """The command `audit`: how a judge can be fooled."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +21,9 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.output import emit, note
 from relabel.manifests.errors import UsageError
+
+if TYPE_CHECKING:
+    from relabel.jobs.job import Job
 
 JOB_SUFFIXES = (".yaml", ".yml", ".json")
 OF_MODELS = ("columns", "device", "precision", "api", "served_model", "api_key_env")
@@ -99,11 +104,10 @@ def audit(
     The same command again continues a killed audit, and asks nothing where all is answered. Exit 5: a gate of --require
     or of the job's `audit.require` failed; `relabel publish` then wants --anyway.
     """
-    from relabel.jobs.audit import AUDIT_NAME, AuditOptions, AuditResult, audit_folder
+    from relabel.jobs.audit import AUDIT_NAME, AuditOptions, AuditResult
     from relabel.jobs.audit import audit as audit_judge
     from relabel.jobs.colder import read_colder
     from relabel.jobs.job import load_job
-    from relabel.jobs.score import ScoreOptions
     from relabel.manifests.files import Storage
     from relabel.manifests.metrics.evaluation import parse_flag, parse_gate
     from relabel.manifests.specs import Columns
@@ -117,11 +121,7 @@ def audit(
         job = load_job(target, overrides=overrides, day=day)
     else:
         refuse_given(given, ("overrides", "day"), f"{target} is no job file.")
-    judge = target if job is None else job.spec.output
-    place = "audit" if colder is None else f"colder-{Path(colder).stem}"
-    folder = (
-        audit_folder(local_folder(judge, "the judge, without --to,"), place) if to is None else local_folder(to, "--to")
-    )
+    folder = _folder_of(target if job is None else job.spec.output, to, colder)
     own = None
     if colder is not None:
         if probes:
@@ -132,11 +132,7 @@ def audit(
         pairs = (str(path),)
         columns = {"query_id": "query_id", "query": "query", "doc_id": "doc_id", "document": ["document"]}
     if job is None:
-        if not pairs:
-            raise UsageError(f"{target} names no pairs: give some with --pairs.")
-        unused = str(Path.cwd() / "unused")
-        options = ScoreOptions(input=pairs, to=unused, columns=columns, **of_model)
-        job = score_job_of(target, options, Storage())
+        job = _job_of_model(target, pairs, columns, of_model)
     elif pairs:
         job = job.changed("input", path=pairs, table=None, snapshot=None, since=None)
     if own is not None:
@@ -158,3 +154,24 @@ def audit(
         report_refused(result.gates)
         note(f"the audit is {folder / AUDIT_NAME}")
     return emit(result, output, result.exit_code)
+
+
+def _folder_of(judge: str, to: str | None, colder: str | None) -> Path:
+    """Where the audit goes: as named, else next to the judge."""
+    from relabel.jobs.audit import audit_folder
+
+    if to is not None:
+        return local_folder(to, "--to")
+    name = "audit" if colder is None else f"colder-{Path(colder).stem}"
+    return audit_folder(local_folder(judge, "the judge, without --to,"), name)
+
+
+def _job_of_model(target: str, pairs: tuple[str, ...], columns: dict[str, Any], of_model: dict[str, Any]) -> Job:
+    """The job that a student, a bundle or a reranker would score these pairs by."""
+    from relabel.jobs.score import ScoreOptions
+    from relabel.manifests.files import Storage
+
+    if not pairs:
+        raise UsageError(f"{target} names no pairs: give some with --pairs.")
+    unused = str(Path.cwd() / "unused")
+    return score_job_of(target, ScoreOptions(input=pairs, to=unused, columns=columns, **of_model), Storage())
