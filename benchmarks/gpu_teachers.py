@@ -210,11 +210,7 @@ def grpo(day: Day) -> None:
 
     folder = day.folder / f"grpo-{os.getpid()}"
     folder.mkdir()
-    chosen = Namespace(
-        model=day.model("qwen-1.5b"), steps=day.pick(4, 3), group=8, batch=8, accumulation=day.pick(4, 1),
-        max_tokens=1024, think=day.pick(128, 8), device=day.pick("auto", "cpu"), precision=day.pick("bf16", "fp32"),
-        vllm=day.pick({"gpu_memory_utilization": 0.3}, None),
-    )  # fmt: skip
+    chosen = _grpo_setting(day, steps=day.pick(4, 3), accumulation=day.pick(4, 1), vllm=_colocated(day))
     grpo_speed.write_setting(folder, chosen)
     what = "a GRPO step of 1.5B, " + ("vLLM colocated" if chosen.vllm else "rollouts by transformers")
     ours = grpo_speed.call("relabel", folder, None)
@@ -224,11 +220,24 @@ def grpo(day: Day) -> None:
     day.emit(f"{what}; baseline: TRL's trainer", ours["seconds"], "s", baseline=theirs["seconds"], most=most)
 
 
+def _grpo_setting(day: Day, *, steps: int, accumulation: int, vllm: dict[str, Any] | None) -> Namespace:
+    """A training by GRPO, as `grpo_speed` takes it."""
+    return Namespace(
+        model=day.model("qwen-1.5b"), steps=steps, group=8, batch=8, accumulation=accumulation, max_tokens=1024,
+        think=day.pick(128, 8), device=day.pick("auto", "cpu"), precision=day.pick("bf16", "fp32"), vllm=vllm,
+    )  # fmt: skip
+
+
+def _colocated(day: Day) -> dict[str, Any] | None:
+    """vLLM in the training's process; in a rehearsal transformers takes its place."""
+    return day.pick({"gpu_memory_utilization": 0.3}, None)
+
+
 def grpo_processes(day: Day) -> None:
     """The same steps of GRPO by two processes, each with a vLLM of its own, against one; on a host with two GPUs."""
     if _has_fewer_gpus(day.pick(2, 0)):
         return
-    vllm = day.pick({"gpu_memory_utilization": 0.3}, None)
+    vllm = _colocated(day)
     seconds = {processes: _step_seconds(day, processes, vllm) for processes in (1, 2)}
     day.emit(
         "a GRPO step of 1.5B by two processes; baseline: by one", seconds[2], "s", baseline=seconds[1],
@@ -271,11 +280,7 @@ def _step_seconds(day: Day, processes: int, vllm: dict[str, Any] | None, gpus: s
     folder = day.folder / f"grpo-{os.getpid()}-by-{processes}"
     folder.mkdir()
     accumulation = day.pick(8, 2) // processes
-    chosen = Namespace(
-        model=day.model("qwen-1.5b"), steps=day.pick(4, 2), group=8, batch=8, accumulation=accumulation,
-        max_tokens=1024, think=day.pick(128, 8), device=day.pick("auto", "cpu"), precision=day.pick("bf16", "fp32"),
-        vllm=vllm,
-    )  # fmt: skip
+    chosen = _grpo_setting(day, steps=day.pick(4, 2), accumulation=accumulation, vllm=vllm)
     prompts = chosen.steps * chosen.batch * accumulation * processes // chosen.group
     grpo_speed.write_setting(folder, chosen, num_rows=prompts)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "relabel"]
