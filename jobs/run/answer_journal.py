@@ -1,10 +1,10 @@
-"""Answers that are not committed yet, written down as they come, so that a kill costs a second of them and a stop none:
-the output's `journal/`.
+"""Answers that are not committed yet, written down as they come, so that a kill costs a second of them at most and a
+stop none: the output's `journal/`.
 
 Each worker appends to files of its own, `journal/shard-00003/<worker>-0000.jsonl`: a header, then a line a flush, which
-holds a second's answers, each found by its chunk and by the key of its ask. Every line ends with the sha256 of the
-header and itself; a line that is torn or changed is not used, and its asks are asked again. Where a store can't append,
-each flush is a file.
+holds the answers since the last, each found by its chunk and by the key of its ask. Every line ends with the sha256 of
+the header and itself; a line that is torn or changed is not used, and its asks are asked again. Where a store can't
+append, each flush is a file.
 
 A worker that takes a shard over reads the files of all workers before it. A file goes when the chunks in it are
 committed, or with the run's end. Nothing depends on one.
@@ -44,11 +44,13 @@ FOLDER = "journal"
 VERSION = 2
 VERSION_BY_LINE = 1
 """Of files that hold an answer a line; they are read, too."""
-FLUSH_EVERY_S = 0.75
-"""Seconds between two flushes: with a turn of the loop between, what a kill loses is a second's answers."""
+PUT_EVERY_S = 0.75
+"""Seconds between two flushes to a store, where each is a request that is paid for: with a turn of the loop between,
+what a kill loses is a second's answers. On a disk each turn of the loop writes, and a kill loses a quarter of that.
+"""
 FEW_ANSWERS = 16
-FLUSH_FEW_EVERY_S = 5.0
-"""To a store, where each flush is a request that is paid for, fewer answers than these wait for so long."""
+PUT_FEW_EVERY_S = 5.0
+"""To a store, fewer answers than these wait for so long."""
 FILE_BYTES = 4 << 20
 """A file that is longer is not appended to, so that it can go once its chunks are committed."""
 _NAME = re.compile(FOLDER + r"/shard-(\d{5,})/[^/]+-\d{4,}\.jsonl")
@@ -133,7 +135,8 @@ class AnswerJournal:
         self._header = _sealed([header], hashlib.sha256())
         self._seal = hashlib.sha256(self._header)
         self._prefix = f"{worker}-{secrets.token_hex(4)}"
-        self._next_s = time.perf_counter() + FLUSH_EVERY_S
+        self._every_s = 0.0 if isinstance(store, LocalStore) else PUT_EVERY_S
+        self._next_s = time.perf_counter() + self._every_s
         self._flushed_s = time.perf_counter()
         self._open: dict[ChunkId, ChunkWork] = {}
         self._committed: deque[ChunkId] = deque()
@@ -167,7 +170,7 @@ class AnswerJournal:
             return
         if self._writing is not None and not self._writing.done():
             return
-        self._next_s = now_s + FLUSH_EVERY_S
+        self._next_s = now_s + self._every_s
         if self._may_wait(now_s):
             return
         self._flushed_s = now_s
@@ -175,7 +178,7 @@ class AnswerJournal:
 
     def _may_wait(self, now_s: float) -> bool:
         """Whether so little has come that it is not worth a request."""
-        if isinstance(self._store, LocalStore) or now_s >= self._flushed_s + FLUSH_FEW_EVERY_S:
+        if isinstance(self._store, LocalStore) or now_s >= self._flushed_s + PUT_FEW_EVERY_S:
             return False
         return sum(len(work.fresh) for work in list(self._open.values())) < FEW_ANSWERS
 

@@ -64,7 +64,6 @@ def stopped(
 
         with monkeypatch.context() as patch:
             patch.setattr(label, "RunLoop", Stopped)
-            patch.setattr("relabel.jobs.run.answer_journal.FLUSH_EVERY_S", 0.0)
             patch.setattr("relabel.jobs.run.loop.CHECK_EVERY_S", 0.0)
             return relabel("run", "job.yaml", *options)
 
@@ -345,6 +344,20 @@ def test_answers_of_another_plan_or_engine_are_asked_again(changes: dict[str, An
     again = ChunkWork(ChunkId(0, 3), [])
     opened(store, **changes).begins(again)
     assert again.known == {}
+
+
+def test_a_disk_has_an_answer_after_the_next_turn_of_the_loop(tmp_path: Path) -> None:
+    """So that a kill costs no more than a turn."""
+    store = LocalStore(tmp_path)
+    work = ChunkWork(ChunkId(0, 3), [])
+    journal = opened(store)
+    journal.begins(work)
+    work.fresh = [(bytes(16), Answer(-1, "yes", "stop"), None)]
+    journal.update(lambda *_: True)
+    journal.close()
+    again = ChunkWork(ChunkId(0, 3), [])
+    opened(store).begins(again)
+    assert again.known.keys() == {bytes(16)}
 
 
 def test_an_answer_in_doubt_is_kept_once_the_engine_was_seen_to_work(tmp_path: Path) -> None:

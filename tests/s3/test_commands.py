@@ -70,8 +70,8 @@ def test_answers_that_a_stop_left_open_are_kept_as_objects_and_not_asked_again(
 
     job = write_job(args={"capacity": 8, "batch": 4})
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.jobs.run.answer_journal.FLUSH_EVERY_S", 0.0)
-        patch.setattr("relabel.jobs.run.answer_journal.FLUSH_FEW_EVERY_S", 0.0)
+        patch.setattr("relabel.jobs.run.answer_journal.PUT_EVERY_S", 0.0)
+        patch.setattr("relabel.jobs.run.answer_journal.PUT_FEW_EVERY_S", 0.0)
         patch.setattr("relabel.jobs.run.loop.CHECK_EVERY_S", 0.0)
         patch.setattr("relabel.jobs.run.label.RunLoop", Stopped)
         assert relabel("run", job).returncode == 20
