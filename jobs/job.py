@@ -429,6 +429,8 @@ class OpenRun:
     folder: RunFolder
     was_planned_now: bool
     cascade: Cascade | None = None
+    is_trial: bool = False
+    """Whether the plan is kept nowhere."""
 
     def read(
         self, shard: int, chunks: Sequence[int], *, wanted: dict[int, set[int]] | None = None
@@ -463,12 +465,13 @@ def other_rounds(job: Job) -> Iterator[RunFolder]:
 # for.
 
 
-def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> OpenRun:
+def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True, scratch: Store | None = None) -> OpenRun:
     """Open the output of a job, planning it if nobody has.
 
     Args:
         may_plan: make a plan where there is none.
         may_write: write that plan; off for a dry run.
+        scratch: what is opened and planned in place of the output, whose files stay as they are.
     Raises:
         ConfigError: the job is a search in several rounds, each of which is a run of its own.
         StaleRunError: the output has a plan for another job or other inputs, or belongs to something that is not a run.
@@ -480,7 +483,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             f"is a run: {job.spec.output}/round-1 and so on."
         )
     job_as_given = job
-    store = open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
+    store = scratch or open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
     plan = load_plan(store)
     if plan is not None:
         job = _at_planned_snapshot(job, plan)
@@ -513,7 +516,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         plan, was_planned_now = _planned(job, dataset, parts, store, may_write=may_write)
         if may_write and not was_planned_now and plan.parts != parts:
             # the table or the day changed between this worker's reading of it and the planner's
-            return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
+            return open_run(job_as_given, may_plan=may_plan, may_write=may_write, scratch=scratch)
     run_folder = RunFolder(store, plan)
     try:
         check_plan(plan, dataset, parts, output=job.spec.output)
@@ -535,8 +538,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     )
 
 
-def check_output(job: Job) -> None:
-    """The output is free, or this job's, as `open_run` wants it; writes nothing, and plans nothing.
+def open_planned(job: Job) -> OpenRun | None:
+    """The output as it was planned for this job, None where it is free; writes nothing, and plans nothing.
 
     Raises:
         StaleRunError: it has a plan for another job or other inputs, or belongs to something that is not a run.
@@ -544,8 +547,8 @@ def check_output(job: Job) -> None:
     store = open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
     if load_plan(store) is None:
         _check_unclaimed(store, job.spec.output)
-    else:
-        open_run(job, may_plan=False, may_write=False)
+        return None
+    return open_run(job, may_plan=False, may_write=False)
 
 
 def _check_unclaimed(store: Store, output: str) -> None:

@@ -1,23 +1,49 @@
 """What `relabel plan` shows: how a job's input is cut, and what its run will take."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from relabel.jobs.job import OpenRun
+from relabel.jobs import logs
+from relabel.jobs.job import Job, OpenRun, open_planned, open_run
 from relabel.jobs.output import grid
 from relabel.jobs.run.allowance import budget_so_far
 from relabel.jobs.run.estimate import Estimate
 from relabel.jobs.run.report import limited
 from relabel.manifests.budgets import BudgetState
 from relabel.manifests.chat_templates import day_of
+from relabel.manifests.errors import StaleRunError
 from relabel.manifests.inputs import left_out_text
 from relabel.manifests.records import plain
 from relabel.manifests.secrets import counted
+from relabel.manifests.store import LocalStore
 from relabel.manifests.table_snapshots import TableSnapshot
 
 LITTLE_BYTES = 64 << 20
 """Up to so much that shards read again, nothing is reported."""
+
+
+@contextmanager
+def trial_of(job: Job) -> Iterator[OpenRun]:
+    """The job opened as its output was planned for it; else planned in a folder that goes away, so that a trial claims
+    no output.
+
+    Raises:
+        ConfigError, InputError, ModelError: as `open_run`.
+    """
+    try:
+        planned = open_planned(job)
+    except StaleRunError as exc:
+        logs.write(f"note: a run with these settings would be refused: {exc}", event="remark")
+        planned = None
+    if planned is not None:
+        yield planned
+        return
+    with tempfile.TemporaryDirectory(prefix="relabel-plan-") as folder:
+        opened = open_run(job, scratch=LocalStore(folder))
+        yield replace(opened, was_planned_now=False, is_trial=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +51,7 @@ class PlanResult:
     """A job's plan and what is done of it.
 
     Args:
+        is_trial: of settings that were tried; nothing was written.
         input_rows: with those beyond `input.limit`.
         table: the snapshot that it is of, where the input is a table.
         left_out: rows of the input that are not labelled, by reason.
@@ -36,6 +63,7 @@ class PlanResult:
     name: str
     output: str
     was_planned_now: bool
+    is_trial: bool
     fingerprint: str
     rows: int
     input_rows: int
@@ -61,6 +89,7 @@ class PlanResult:
         return {
             "output": self.output,
             "was_planned_now": self.was_planned_now,
+            "is_trial": self.is_trial,
             "fingerprint": self.fingerprint,
             "rows": self.rows,
             "input_rows": self.input_rows,
@@ -104,6 +133,8 @@ class PlanResult:
         rows.append(("fingerprint", self.fingerprint[:16]))
         when = "planned" if self.was_planned_now else "planned earlier"
         head = f"{self.name}: {when}, {self.output}/plan.json"
+        if self.is_trial:
+            head = f"{self.name}: tried with --set, nothing is written"
         return [head, *grid(rows).split("\n"), *self.estimate.lines()]
 
     def _layout(self) -> str:
@@ -133,6 +164,7 @@ def plan_result(opened: OpenRun, estimate: Estimate, *, seconds: float) -> PlanR
         name=plan.name,
         output=spec.output,
         was_planned_now=opened.was_planned_now,
+        is_trial=opened.is_trial,
         fingerprint=plan.fingerprint,
         rows=plan.rows,
         input_rows=plan.input_rows,

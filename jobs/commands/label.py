@@ -101,7 +101,8 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool
     """Cut the input into shards and chunks, and say what a run would do, take and cost.
 
     Reads footers, the query-id column and a sample of the rows. Rates are those of this model's last run on this
-    device. The plan is written once and never changed; the same command again shows it.
+    device. The plan is written once and never changed; the same command again shows it. With --set it is a trial of
+    these settings, and nothing is written.
     """
     with uncollected():
         from relabel.jobs.commands.labeling import plan_and_report

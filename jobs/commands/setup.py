@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from relabel.jobs.commands.options import FORCE_HELP, date_option, local_folder, output_option, set_option
-from relabel.jobs.job import check_output, load_job
+from relabel.jobs.job import load_job, open_planned
 from relabel.jobs.output import Exit, TextResult, emit, exit_for, grid, value_text
 from relabel.jobs.settings import schemas
 from relabel.jobs.tables import check_free, written
@@ -317,7 +317,7 @@ def job_checks(job_file: str, overrides: Sequence[str] = (), day: str | None = N
     yield engine.try_server(spec.engine, job.labeler.probe(), job.secrets)
     outcome = _output_check(spec.output, job.storage, is_single=spec.run.single_writer)
     if spec.rounds is None:  # else each round has an output of its own
-        check_output(job)
+        open_planned(job)
     yield outcome
 
 

@@ -289,6 +289,7 @@ def test_the_day_in_a_prompt_is_that_of_the_plan(
 ) -> None:
     job(SHAPES["granite"].template)  # which says it only where there is no system turn
     assert "prompts say" not in relabel("plan", "job.yaml", "--set", "output=undated").out
+    assert relabel("run", "job.yaml", "--set", "output=undated").code == 0
     assert json.loads(Path("undated/plan.json").read_text())["parts"]["engine"]["chat_template_kwargs"] == {}
     job(SHAPES["llama-3.2"].template)
     it_is(monkeypatch, "2026-03-01")

@@ -83,14 +83,46 @@ def labels_of(out: Path) -> list[dict[str, Any]]:
 def test_a_job_that_changed_before_its_first_label_says_how_to_plan_again(tmp_path: Path) -> None:
     path = job(tmp_path)
     assert call("plan", path)[0] == 0
-    other = ("--set", "engine.seed=9")
-    code, refused = call("plan", path, *other)
+    as_planned = path.read_text()
+    path.write_text(as_planned.replace("seed: 7", "seed: 9"))
+    code, refused = call("plan", path)
     assert code == 3
     assert "Nothing is labelled there yet" in refused
+    path.write_text(as_planned)
     assert call("run", path)[0] == 0
-    code, refused = call("plan", path, *other)
+    path.write_text(as_planned.replace("seed: 7", "seed: 9"))
+    code, refused = call("plan", path)
     assert code == 3
     assert "Nothing is labelled" not in refused
+
+
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_a_plan_of_changed_settings_is_that_of_their_run_and_writes_nothing(tmp_path: Path, is_scattered: bool) -> None:
+    def held() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+
+    path = job(tmp_path)
+    if is_scattered:
+        table = pq.read_table(tmp_path / "pairs.parquet")
+        pq.write_table(table.take([number * 7 % 40 for number in range(40)]), tmp_path / "pairs.parquet")
+    other = ("--set", "engine.seed=9", "--set", "shards=3")
+    code, tried = call("plan", path, *other, "--probe")
+    assert (code, tried["is_trial"], tried["was_planned_now"]) == (0, True, False)
+    assert (len(tried["shard_rows"]), tried["is_scattered"]) == (3, is_scattered)
+    assert not (tmp_path / "out").exists()
+    code, planned = call("plan", path)
+    assert (code, planned["is_trial"], planned["was_planned_now"]) == (0, False, True)
+    before = held()
+    assert call("plan", path, *other)[1]["fingerprint"] == tried["fingerprint"] != planned["fingerprint"]
+    shown = CliRunner().invoke(relabel, ["plan", str(path), *other], standalone_mode=False, catch_exceptions=False)
+    assert "tried with --set, nothing is written" in shown.stdout
+    assert "belongs to another job" in shown.stderr
+    assert held() == before
+    assert call("run", path)[0] == 0
+    elsewhere = ("--set", f"output={tmp_path / 'elsewhere'}")
+    assert call("run", path, *other, *elsewhere)[0] == 0
+    again = call("plan", path, *other, *elsewhere)[1]
+    assert (again["fingerprint"], again["chunks_open"], again["is_trial"]) == (tried["fingerprint"], 0, False)
 
 
 def test_rows_beyond_the_limit_are_counted_in_plan_and_run(tmp_path: Path) -> None:
