@@ -15,8 +15,9 @@ adds `SMOOTHING` to every count, so that what a judge never did is not impossibl
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -28,9 +29,9 @@ from relabel.jobs.evaluate import JudgingOptions, load_pairs, open_set, scale_of
 from relabel.jobs.sections import Cell, Paragraph, Remarks, Table, as_text
 from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
-from relabel.manifests.files import Storage
-from relabel.manifests.gold import FROM_GOLD, GOLD, check_scale, taken
-from relabel.manifests.label_sets import LabelSet, gather, is_on_new_scale, map_labels
+from relabel.manifests.files import Storage, place_of
+from relabel.manifests.gold import FROM_GOLD, GOLD, GradeMap, check_scale, parse_map, taken
+from relabel.manifests.label_sets import LabelSet, gather, map_labels
 from relabel.manifests.labels import codes_of, pair_codes
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.judged import METRICS, Judged
@@ -46,6 +47,7 @@ from relabel.manifests.records import as_object
 from relabel.manifests.run_labels import open_run_labels, own_columns, read_labels
 from relabel.manifests.secrets import redacted_values
 
+_MAP = re.compile(r"-?\d+=-?\d+(,-?\d+=-?\d+)*")
 WAYS = ("mean", "dawid-skene")
 SMOOTHING = 0.1
 TOLERANCE = 1e-6
@@ -294,21 +296,70 @@ class Combined:
         return [as_text([Paragraph(head), table, Remarks(notes)])]
 
 
-def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptions, storage: Storage) -> Combined:
+def label_maps_of(texts: Sequence[str], judges: Sequence[str]) -> dict[str | None, GradeMap]:
+    """The maps of `--map-labels`: those of single judges, `JUDGE=OLD=NEW,…`, by place, and that of all others by None.
+
+    Args:
+        judges: paths of label sets.
+    Raises:
+        UsageError: a text is no map, or there are two for one judge.
+    """
+    maps: dict[str | None, GradeMap] = {}
+    for text in texts:
+        judge, written_map = _judge_and_map(text, judges)
+        try:
+            grade_map = parse_map(written_map, "--map-labels")
+        except UsageError as exc:
+            example = f"--map-labels {judges[0]}=0=0,1=1"
+            raise UsageError(
+                f"{exc}. For one judge alone, put the judge in front as LABELS names it: {example}"
+            ) from exc
+        place = None if judge is None else place_of(judge)
+        if place in maps:
+            raise UsageError(f"--map-labels: two maps for {judge or 'all judges'}. Leave one out.")
+        assert grade_map is not None
+        maps[place] = grade_map
+    return maps
+
+
+def _judge_and_map(text: str, judges: Sequence[str]) -> tuple[str | None, str]:
+    """The judge that a map is of, None for all, and the map; a path may hold `=`, too."""
+    if _MAP.fullmatch(text) is None:
+        for end in re.finditer("=", text):
+            judge = text[: end.start()]
+            if judge and any(place_of(judge) == place_of(path) for path in judges):
+                return judge, text[end.end() :]
+    return None, text
+
+
+def combine_labels(
+    paths: Sequence[str],
+    to: str,
+    by: str,
+    options: JudgingOptions,
+    storage: Storage,
+    *,
+    label_maps: Mapping[str | None, GradeMap],
+) -> Combined:
     """Write a label file with one label for each pair that any judge labelled.
 
     Args:
         paths: outputs of runs, or label files; or one run whose labels have the column `judge_probs`.
         options: gold is its `qrels`; intervals are those of its `resamples`.
+        label_maps: see `label_maps_of`.
     Raises:
         UsageError: one judge alone.
         InputError: a file or column is off, scales differ, or gold has none of the pairs.
         ManifestError: a run is unfinished, over its limit or damaged.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
-    sets = [open_set(path, options, storage, wants_ids=True) for path in paths]
+    sets = []
+    for path in paths:
+        label_map = label_maps.get(place_of(path), label_maps.get(None))
+        sets.append(open_set(path, replace(options, label_map=label_map), storage, wants_ids=True))
     gold = None if options.qrels is None else load_pairs((), options, storage)
-    grades, scale_notes = scale_of(sets, gold.seen if gold else set(), options)
+    advice = " --map-labels JUDGE=OLD=NEW,… maps one judge alone."
+    grades, scale_notes = scale_of(sets, gold.seen if gold else set(), options, advice=advice)
     if len(sets) > 1:
         judges = []
         for labels in sets:
@@ -363,7 +414,7 @@ def _instructions(labels: LabelSet, grades: int, options: JudgingOptions, storag
     """The judges of one run: its instructions.
 
     Args:
-        grades: of what is written; the run has others where `options.label_map` maps them.
+        grades: of what is written; the run has others where its labels are mapped.
     """
     if labels.plan is None or "judge_probs" not in own_columns(labels.plan.parts):
         raise UsageError(f"{labels.where}: one judge alone. Name two or more, or one run of `labeler: ensemble`.")
@@ -374,9 +425,6 @@ def _instructions(labels: LabelSet, grades: int, options: JudgingOptions, storag
     judges_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, asked_grades)
     ids = {name: table[name].combine_chunks() for name in names[:3]}
     ids |= {name: ids[name].cast(pa.large_binary()) for name in names[1:3]}
-    label_map = options.label_map
-    if label_map is not None and is_on_new_scale(asked_grades, label_map):
-        label_map = None
     judges = []
     for number, probs_NK in enumerate(np.moveaxis(judges_NJK, 1, 0), 1):
         where = f"{labels.where}: instruction {number}"
@@ -385,7 +433,7 @@ def _instructions(labels: LabelSet, grades: int, options: JudgingOptions, storag
             "grade": probs_NK.argmax(1),
             "probs": pa.array(list(probs_NK), pa.large_list(pa.float64())),
         }
-        part = map_labels(pa.RecordBatch.from_pydict(columns), label_map, where=where)
+        part = map_labels(pa.RecordBatch.from_pydict(columns), labels.label_map, where=where)
         judges.append(gather([part], grades=grades, where=where))
     return judges
 

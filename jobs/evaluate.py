@@ -601,8 +601,14 @@ def gold_files(path: str | None) -> list[str]:
     return [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
 
 
-def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
-    """K: of the runs, of distributions, as given, or one more than the highest grade, which a note says."""
+def scale_of(
+    sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions, *, advice: str = ""
+) -> tuple[int, list[str]]:
+    """K: of the runs, of distributions, as given, or one more than the highest grade, which a note says.
+
+    Args:
+        advice: what else brings sets of different scales to one.
+    """
     scales: dict[str, int] = {}
     highest = 0
     for labels in sets:
@@ -610,8 +616,8 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
             continue
         if labels.grades is not None:
             scales[labels.where] = labels.grades
-            if options.label_map is not None:
-                scales[labels.where] = max(options.label_map.values()) + 1
+            if labels.label_map is not None:
+                scales[labels.where] = max(labels.label_map.values()) + 1
             continue
         for part in labels.parts():
             if "probs" in part.schema.names:
@@ -622,6 +628,7 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
         raise InputError(
             f"labels are on different scales ({listed}). Bring them to one with --map-labels OLD=NEW,…, for instance "
             f"{_example_map(scales.values())}: it maps every judge but those of as many grades as the new scale has."
+            f"{advice}"
         )
     if scales and options.grades not in (None, *scales.values()):
         raise UsageError(f"--grades {options.grades}: {listed}.")

@@ -81,6 +81,7 @@ class LabelSet:
         columns: a labeler's own ones that its parts hold.
         notes: remarks for a reader of the report.
         unknown_gold: of a file that saw gold and does not say of which queries: which gold, and what to do.
+        label_map: brought the grades of `parts` to the scale that they are on; `grades` is the source's own.
     """
 
     where: str
@@ -93,6 +94,7 @@ class LabelSet:
     notes: list[str] = field(default_factory=list)
     columns: Sequence[str] = ()
     unknown_gold: str = ""
+    label_map: GradeMap | None = None
 
 
 def open_labels(
@@ -459,7 +461,7 @@ def on_scale_of(labels: LabelSet, label_map: GradeMap | None) -> LabelSet:
         return labels
     grades = _grades_of_set(labels)
     if isinstance(grades, int):
-        if is_on_new_scale(grades, label_map):
+        if _is_on_new_scale(grades, label_map):
             note = f"{labels.where}: has {grades} grades already, so --map-labels leaves its labels as they are"
             return replace(labels, notes=[*labels.notes, note])
         grades = set(range(grades))
@@ -473,10 +475,11 @@ def on_scale_of(labels: LabelSet, label_map: GradeMap | None) -> LabelSet:
     return replace(
         labels,
         parts=lambda: (map_labels(part, label_map, where=labels.where) for part in labels.parts()),
+        label_map=label_map,
     )
 
 
-def is_on_new_scale(grades: int, label_map: GradeMap) -> bool:
+def _is_on_new_scale(grades: int, label_map: GradeMap) -> bool:
     """Whether labels of so many grades are on the scale that the map leads to, and not on the larger one that it leads
     from: a map of 4 grades to 2 says nothing of a yes/no judge.
     """

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from relabel.jobs import logs
-from relabel.jobs.combine import combine_labels
+from relabel.jobs.combine import combine_labels, label_maps_of
 from relabel.jobs.commands.options import (
     FORCE_HELP,
     check_grade_options,
@@ -399,7 +399,13 @@ def report(
 )
 @click.option("--grade", metavar="COL", help="Column of gold grades.  [default: grade]")
 @grade_map_option
-@label_map_option
+@click.option(
+    "--map-labels",
+    "label_maps",
+    multiple=True,
+    metavar="[JUDGE=]OLD=NEW,...",
+    help="Bring labels and distributions to another scale: of all judges, or of one, named as in LABELS. Repeatable.",
+)
 @duplicates_option("grades in the gold")
 @grades_option
 @resamples_options
@@ -415,7 +421,7 @@ def combine(
     qrels: str | None,
     grade: str | None,
     grade_map: str | None,
-    label_map: str | None,
+    label_maps: tuple[str, ...],
     duplicates: Any,
     grades: int | None,
     resamples: int,
@@ -428,8 +434,8 @@ def combine(
 
     LABELS are outputs of finished runs, or label files with query_id, doc_id, grade and optionally probs; or one run of
     the labeler ensemble, whose instructions are the judges. A judge may lack pairs. Judges of 3 and of 4 grades are
-    brought to one scale: --map-labels 0=0,1=1,2=2,3=2. With gold, its pairs keep their
-    gold grade, the others' grades occur as often as in the gold, and judges, mean and dawid-skene are measured.
+    brought to one scale: --map-labels 0=0,1=1,2=2,3=2. With gold, its pairs keep their gold grade, the others' grades
+    occur as often as in the gold, and judges, mean and dawid-skene are measured.
     """
     check_grade_options(
         qrels,
@@ -446,14 +452,14 @@ def combine(
         qrels=qrels,
         grade=grade,
         grade_map=parse_map(grade_map, "--map"),
-        label_map=parse_map(label_map, "--map-labels"),
         duplicates=duplicates,
         grades=grades,
         allow_partial=allow_partial,
         resamples=resamples,
         seed=seed,
     )
-    return emit(combine_labels(labels, to, by, judging, storage), output)
+    maps = label_maps_of(label_maps, labels)
+    return emit(combine_labels(labels, to, by, judging, storage, label_maps=maps), output)
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")

@@ -253,6 +253,7 @@ def test_a_yes_no_judge_keeps_its_grades_where_the_other_is_mapped_to_two(days: 
     four = judge(days, "four", {("q1", "d1"): 3, ("q1", "d2"): 2}, [0.0, 0.0, 0.6, 0.4])
     code, said = days.call("combine", yes_no, four, "--to", days.out("combined.parquet"))
     assert (code, "--map-labels OLD=NEW,…, for instance 0=0,1=0,2=1,3=1" in said) == (3, True)
+    assert "--map-labels JUDGE=OLD=NEW,… maps one judge alone." in said
     result, rows = written(days, yes_no, four, "--map-labels", "0=0,1=0,2=1,3=1")
     assert result["by_grade"] == [0, 2]
     assert rows[0]["probs"] == pytest.approx([0.05, 0.95])
@@ -267,6 +268,42 @@ def test_a_map_that_leaves_a_judge_one_grade_is_refused(days: Days, probs: list[
         "combine", yes_no, four, "--map-labels", "0=0,1=0,2=1,3=2", "--to", days.out("combined.parquet")
     )
     assert (code, "all grades of" in said, "yes_no.parquet (0, 1) would become 0" in said) == (3, True, True)
+
+
+def test_each_judge_has_the_map_that_names_it_and_the_others_the_plain_one(days: Days) -> None:
+    yes_no = judge(days, "yes_no", {("q1", "d1"): 1, ("q1", "d2"): 1}, [0.1, 0.9])
+    three = judge(days, "three", {("q1", "d1"): 2, ("q1", "d2"): 2}, [0.0, 0.2, 0.8])
+    four = judge(days, "four", {("q1", "d1"): 3, ("q1", "d2"): 2}, [0.0, 0.0, 0.6, 0.4])
+    maps = ["--map-labels", f"{yes_no}=0=0,1=3", "--map-labels", f"{three}=0=0,1=1,2=3"]
+    result, rows = written(days, yes_no, three, four, *maps)
+    assert (result["grades"], result["by_grade"]) == (4, [0, 0, 0, 2])
+    assert rows[0]["probs"] == pytest.approx([0.1 / 3, 0.2 / 3, 0.2, 2.1 / 3])
+    maps = ["--map-labels", "0=0,1=0,2=1,3=1", "--map-labels", f"{three}=0=0,1=0,2=1"]
+    assert written(days, yes_no, three, four, *maps)[0]["grades"] == 2
+
+
+def test_a_run_is_mapped_by_the_folder_that_names_it_however_it_is_written(days: Days) -> None:
+    days.run("three", rows_of(6, 4), labeler={"name": "r3a"})
+    days.run("four", rows_of(6, 4), labeler={"name": "direct"})
+    three, four = days.out("three"), days.out("four")
+    mapped = written(days, three, four, "--map-labels", f"{three}/=0=0,1=2,2=3")[0]
+    assert (mapped["grades"], [labels["name"] for labels in mapped["labels"]]) == (4, [str(three), str(four)])
+
+
+def test_maps_that_name_no_judge_or_one_twice_are_refused(days: Days) -> None:
+    yes_no = judge(days, "yes_no", {("q1", "d1"): 1}, [0.1, 0.9])
+    four = judge(days, "four", {("q1", "d1"): 3}, [0.0, 0.0, 0.6, 0.4])
+
+    def refused(*maps: str) -> str:
+        options = [word for one in maps for word in ("--map-labels", one)]
+        code, said = days.call("combine", yes_no, four, *options, "--to", days.out("combined.parquet"))
+        assert code == 2, said
+        return str(said)
+
+    assert f"put the judge in front as LABELS names it: --map-labels {yes_no}=0=0,1=1" in refused("yes_no=0=0,1=3")
+    assert "want each grade once" in refused(f"{yes_no}=0=0,0=3")
+    assert f"two maps for {yes_no}" in refused(f"{yes_no}=0=0,1=3", f"{yes_no}=0=0,1=2")
+    assert "two maps for all judges" in refused("0=0,1=3", "0=0,1=2")
 
 
 def test_the_instructions_of_an_ensemble_are_mapped(days: Days) -> None:
