@@ -100,6 +100,7 @@ class ReviewOptions:
         order: `random`, `doubt` or `second`; None for `second` with a second opinion, else `random`.
         second: a second opinion: a run or a label file.
         pairs: that are written at most.
+        blind: leave out the run's label, so that it sways nobody.
         seed: of the random order, and of pairs that are worth the same.
         examples: folder of prompt templates that gets judged pairs with their reasons.
     """
@@ -107,6 +108,7 @@ class ReviewOptions:
     order: str | None = None
     second: str | None = None
     pairs: int = 200
+    blind: bool = False
     seed: int = 7
     examples: str | None = None
     allow_partial: bool = False
@@ -131,6 +133,7 @@ class Picked:
     target: str
     form: str
     order: str
+    is_blind: bool
     labelled: int
     pairs: int
     queries: int
@@ -146,6 +149,10 @@ def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage)
         ManifestError: the run is unfinished, over its limit or damaged.
     """
     form = _target_form(target, TARGETS)
+    if options.blind and form is OPENSEARCH:
+        raise UsageError(
+            f"--blind: {target} holds a rating of every pair, which is the run's label. Choose another form."
+        )
     order = options.order or ("random" if options.second is None else "second")
     if (order == "second") != (options.second is not None):
         raise UsageError("--order second and --second LABELS go together: the pairs where two judges differ most.")
@@ -162,6 +169,8 @@ def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage)
     tie_N = np.random.default_rng(options.seed).random(len(value_N))
     first = np.lexsort((tie_N, -value_N))[: options.pairs]
     table = _pairs_table(run, labels.row_ids[first], order, storage)
+    if options.blind:
+        table = table.drop_columns(["judge_grade"])
     _check_writable(table, form, root)
     with written(target, storage) as file:
         if form is LABEL_STUDIO:
@@ -175,6 +184,7 @@ def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage)
         target=target,
         form=form.name,
         order=order,
+        is_blind=options.blind,
         labelled=len(value_N),
         pairs=table.num_rows,
         queries=len(set(table["query_id"].to_pylist())),

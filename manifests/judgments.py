@@ -432,19 +432,22 @@ def write_label_studio(file: Path, tables: Iterable[pa.Table], model: str) -> No
     """A task a row, in the order of the rows.
 
     Args:
-        tables: all columns are the task's data; the one called `judge_grade` is the prediction.
+        tables: all columns are the task's data; the one called `judge_grade`, where it is there, is the prediction.
         model: whose prediction that is.
     """
     tasks = []
     for table in tables:
         for row in table.to_pylist():
-            predicted = {
-                "from_name": GRADE_CONTROL,
-                "to_name": _DOCUMENT_OBJECT,
-                "type": "choices",
-                "value": {"choices": [str(row["judge_grade"])]},
-            }
-            tasks.append({"data": row, "predictions": [{"model_version": model, "result": [predicted]}]})
+            task: dict[str, Any] = {"data": row}
+            if "judge_grade" in row:
+                predicted = {
+                    "from_name": GRADE_CONTROL,
+                    "to_name": _DOCUMENT_OBJECT,
+                    "type": "choices",
+                    "value": {"choices": [str(row["judge_grade"])]},
+                }
+                task["predictions"] = [{"model_version": model, "result": [predicted]}]
+            tasks.append(task)
     _write_json(file, tasks)
 
 

@@ -16,7 +16,7 @@ from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 
 ORDERS = ("random", "doubt", "second")
-_OUT = ("order", "second", "pairs")
+_OUT = ("order", "second", "pairs", "blind")
 """Options that choose pairs."""
 
 
@@ -48,6 +48,7 @@ _OUT = ("order", "second", "pairs")
     show_default=True,
     help="Pairs at most.",
 )
+@click.option("--blind", is_flag=True, help="Leave the run's label out of FILE, so that it sways nobody.")
 @click.option(
     "--seed",
     type=click.IntRange(0),

@@ -115,6 +115,32 @@ def test_tasks_of_label_studio_predict_the_label_and_have_the_texts(
 
 
 @pytest.mark.usefixtures("labelled")
+def test_a_blind_review_shows_no_label_and_is_read_back_as_any_other(
+    review: Call, relabel: Call, committed: Call
+) -> None:
+    labels = {(row["query_id"], row["doc_id"]): row["grade"] for row in committed().values()}
+    for name in ("look.parquet", "look.jsonl"):
+        assert review("--to", name, "--pairs", "20", "--blind")["is_blind"]
+        assert [set(row) & {"judge_grade", "grade"} for row in rows_of(name)] == [{"grade"}] * 20
+    review("--to", "look.csv", "--blind")
+    assert "judge_grade" not in Path("look.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    judged = [{**row, "grade": 1, "who": "anna"} for row in rows_of("look.parquet")]
+    pq.write_table(pa.Table.from_pylist(judged), "anna.parquet")
+    review("--from", "anna.parquet", "--to", "gold.parquet")
+    assert all(row["judge_grade"] == labels[row["query_id"], row["doc_id"]] for row in rows_of("gold.parquet"))
+    review("--to", "look.labelstudio.json", "--pairs", "20", "--blind")
+    tasks = json.loads(Path("look.labelstudio.json").read_text(encoding="utf-8"))
+    assert [set(task) for task in tasks] == [{"data"}] * 20
+    assert "judge_grade" not in tasks[0]["data"]
+    result = [{"from_name": "grade", "to_name": "document", "type": "choices", "value": {"choices": ["1"]}}]
+    judged = [{**task, "annotations": [{"completed_by": "ben", "result": result}]} for task in tasks]
+    Path("ben.json").write_text(json.dumps(judged), encoding="utf-8")
+    assert review("--from", "ben.json", "--to", "ben.parquet")["judgments"] == 20
+    relabel("review", "out/ecom", "--to", "a.opensearch.json", "--blind").refused(2, "--blind", "rating of every pair")
+    relabel("review", "out/ecom", "--from", "ben.json", "--to", "b.parquet", "--blind").refused(2, "--blind")
+
+
+@pytest.mark.usefixtures("labelled")
 @pytest.mark.parametrize("name", ["look.labelstudio.json", "look.quepid.csv", "look.parquet", "look.jsonl", "look.csv"])
 def test_a_file_that_nobody_filled_in_is_refused(relabel: Call, review: Call, name: str) -> None:
     review("--to", name, "--pairs", "20")
