@@ -96,11 +96,12 @@ class JudgingPlan:
 
     Args:
         queries: their ids.
-        pairs: documents of the systems' top k that they have.
+        documents: of each of them, those of the systems' top k, by id; `pairs` in all.
         reason: why so many, in words.
     """
 
     queries: list[str]
+    documents: dict[str, list[str]]
     pairs: int
     width: float
     seed: int
@@ -258,7 +259,11 @@ def plan_blocks(plan: JudgingPlan | None) -> list[Block]:
     caption = (
         f"judge these {len(plan.queries):,} queries next, {plan.pairs:,} documents, seed {plan.seed}: {plan.reason}"
     )
-    return [Table(caption, ["query_id"], [[query] for query in plan.queries])]
+    advice = (
+        "For a file in which people judge these documents, keep this result by --output json > plan.json, then "
+        "relabel review RUN --queries plan.json --to FILE."
+    )
+    return [Table(caption, ["query_id"], [[query] for query in plan.queries]), Paragraph(advice)]
 
 
 def figure_title(name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from relabel.jobs.evaluate import named_path
 from relabel.jobs.output import grid
@@ -35,15 +36,17 @@ from relabel.manifests.forms import (
     form_by_suffix,
     form_of,
     load_columns,
+    read_text,
 )
 from relabel.manifests.gold import IN_PROMPT, REVIEW_ORDER, SELECTION
 from relabel.manifests.judgments import Heading, write_label_studio
 from relabel.manifests.label_sets import gather, join_texts, label_set, open_labels
-from relabel.manifests.labels import pair_codes, texts_of
+from relabel.manifests.labels import ids_of, pair_codes, texts_of
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import finite, kappa
+from relabel.manifests.records import as_object, checked
 from relabel.manifests.run_labels import RunLabels, open_run_labels
-from relabel.manifests.secrets import one_line, shortened
+from relabel.manifests.secrets import counted, one_line, shortened
 from relabel.manifests.tables import Column, NeededColumn, as_ids, read_grades, require_columns
 
 TARGETS = (LABEL_STUDIO, QUEPID, OPENSEARCH, PARQUET, JSONL, CSV)
@@ -100,6 +103,7 @@ class ReviewOptions:
         order: `random`, `doubt` or `second`; None for `second` with a second opinion, else `random`.
         second: a second opinion: a run or a label file.
         pairs: that are written at most.
+        queries: a file with a plan of `relabel systems`, whose documents are written, all of them.
         blind: leave out the run's label, so that it sways nobody.
         seed: of the random order, and of pairs that are worth the same.
         examples: folder of prompt templates that gets judged pairs with their reasons.
@@ -108,6 +112,7 @@ class ReviewOptions:
     order: str | None = None
     second: str | None = None
     pairs: int = 200
+    queries: str | None = None
     blind: bool = False
     seed: int = 7
     examples: str | None = None
@@ -127,6 +132,8 @@ class Picked:
         labelled: rows of the run that have a label.
         pairs: that were written, of so many `queries`.
         without_second: rows of the run that the second opinion lacks; they come last.
+        without_label: pairs of the plan (`ReviewOptions.queries`) that the run has no label of; they are left out.
+        grades: of the run's scale.
     """
 
     run: str
@@ -138,6 +145,39 @@ class Picked:
     pairs: int
     queries: int
     without_second: int
+    without_label: int
+    grades: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return as_object(self)
+
+    def lines(self) -> list[str]:
+        """For people: what was chosen, and what comes next."""
+        rows = [
+            (
+                "chosen",
+                f"of {self.labelled:,} labelled pairs, in order `{self.order}`; {counted(self.queries, 'query')}",
+            )
+        ]
+        if self.without_second:
+            rows.append(("last", f"{counted(self.without_second, 'pair')} that the second opinion lacks"))
+        scale = f"0 to {self.grades - 1}"
+        if self.form == LABEL_STUDIO.name:
+            rows.append(("to do", f"import it, have people judge, grades {scale}, and export JSON"))
+            back = "EXPORT.json"
+        else:
+            column = "rating" if self.form in (QUEPID.name, OPENSEARCH.name) else "grade"
+            rows.append(("to do", f"have `{column}` filled in, {scale}"))
+            back = f"NAME={self.target}"
+        rows.append(("then", f"relabel review {self.run} --from {back} --to gold.parquet"))
+        lines = [one_line(f"Wrote {self.pairs:,} pairs to {self.target} ({self.form})"), grid(rows)]
+        if self.without_label:
+            lines.append(
+                f"{self.without_label:,} documents of the plan have no label in {self.run} and are left out. Have them "
+                "labelled first (`relabel pairs unjudged`): a query of which less than 80 % is graded does not count."
+            )
+        return lines
 
 
 def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage) -> Picked:
@@ -156,18 +196,23 @@ def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage)
     order = options.order or ("random" if options.second is None else "second")
     if (order == "second") != (options.second is not None):
         raise UsageError("--order second and --second LABELS go together: the pairs where two judges differ most.")
-    inputs = [root] if options.second is None else [root, options.second]
+    inputs = [path for path in (root, options.second, options.queries) if path is not None]
     check_free(target, inputs, storage, force=options.force)
     run = open_run_labels(root, storage, allow_partial=options.allow_partial)
     labels = _labels_of(run)
     without_second = 0
-    if options.second is None:
+    without_label = 0
+    pairs = options.pairs
+    if options.queries is not None:
+        value_N, without_label = _places_in_plan(labels, options.queries, storage)
+        pairs = int((value_N > -np.inf).sum())
+    elif options.second is None:
         value_N = _values(order, labels, run.grades)
     else:
         value_N = _distances(labels, options.second, run.grades, options, storage)
         without_second = int((value_N < 0).sum())
     tie_N = np.random.default_rng(options.seed).random(len(value_N))
-    first = np.lexsort((tie_N, -value_N))[: options.pairs]
+    first = np.lexsort((tie_N, -value_N))[:pairs]
     table = _pairs_table(run, labels.row_ids[first], order, storage)
     if options.blind:
         table = table.drop_columns(["judge_grade"])
@@ -189,6 +234,8 @@ def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage)
         pairs=table.num_rows,
         queries=len(set(table["query_id"].to_pylist())),
         without_second=without_second,
+        without_label=without_label,
+        grades=run.grades,
     )
 
 
@@ -234,6 +281,32 @@ def _distances(labels: Labelled, second: str, grades: int, options: ReviewOption
     place_N = np.minimum(np.searchsorted(known_M, own_N), len(known_M) - 1)
     distance_N = np.abs(labels.grades - others.grades[first_M][place_N]).astype(float)
     return np.where(known_M[place_N] == own_N, distance_N, -1.0)
+
+
+def _places_in_plan(labels: Labelled, path: str, storage: Storage) -> tuple[np.ndarray, int]:
+    """Of each label the place of its query in a plan of `relabel systems`, from 0 downwards, -inf for a pair that the
+    plan does not ask for: float64 [N]; and how many pairs of the plan have no label.
+
+    Raises:
+        InputError: the file holds no such plan, or the run has a label of none of its pairs.
+    """
+    try:
+        asked = checked(dict[str, list[str]], json.loads(read_text(path, storage))["plan"]["documents"])
+    except (ValueError, LookupError, TypeError) as exc:
+        raise InputError(f"{path}: is not what `relabel systems … --plan --output json` prints.") from exc
+    open_pairs = {(query, doc) for query, docs in asked.items() for doc in docs}
+    num_asked = len(open_pairs)
+    query_N = pc.index_in(labels.query_ids, value_set=ids_of(asked)).fill_null(-1).to_numpy()
+    value_N = np.full(len(query_N), -np.inf)
+    rows = np.flatnonzero(query_N >= 0)
+    ids = (texts_of(column.take(pa.array(rows))) for column in (labels.query_ids, labels.doc_ids))
+    for row, pair in zip(rows.tolist(), zip(*ids, strict=True), strict=True):
+        if pair in open_pairs:
+            open_pairs.remove(pair)
+            value_N[row] = -float(query_N[row])
+    if len(open_pairs) == num_asked:
+        raise InputError(f"{path}: {labels.where} has a label of none of its {num_asked:,} documents. Is it the run?")
+    return value_N, len(open_pairs)
 
 
 def _pairs_table(run: RunLabels, row_ids: np.ndarray, order: str, storage: Storage) -> pa.Table:
@@ -360,8 +433,6 @@ class Gathered:
 
     def as_json(self) -> dict[str, Any]:
         """The result for programs."""
-        from relabel.manifests.records import as_object
-
         return as_object(self)
 
     def lines(self) -> list[str]:

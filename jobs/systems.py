@@ -923,14 +923,17 @@ def judging_plan(
         reason += f"; nobody judged {len(open_G):,} of those that there are, so queries have to be added"
     chosen_G = np.zeros(len(comparison.queries), dtype=bool)
     chosen_G[open_G[:count]] = True
-    documents = set[tuple[str, str]]()
+    queries = texts_of(comparison.queries.take(pa.array(open_G[:count])))
+    documents: dict[str, set[str]] = {query: set() for query in queries}
     for rows in comparison.rows.values():
         is_shown = pa.array(chosen_G[rows.query] & (rows.place < options.k))
         ids = (texts_of(held.filter(is_shown)) for held in (rows.query_ids, rows.doc_ids))
-        documents.update(zip(*ids, strict=True))
+        for query, doc in zip(*ids, strict=True):
+            documents[query].add(doc)
     return JudgingPlan(
-        queries=texts_of(comparison.queries.take(pa.array(open_G[:count]))),
-        pairs=len(documents),
+        queries=queries,
+        documents={query: sorted(docs) for query, docs in documents.items()},
+        pairs=sum(map(len, documents.values())),
         width=options.width,
         seed=options.seed,
         reason=reason,

@@ -11,13 +11,15 @@ from relabel.jobs.commands.options import (
     refuse_given,
     sigterm_ends,
 )
-from relabel.jobs.output import Summary, emit
+from relabel.jobs.output import emit
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 
 ORDERS = ("random", "doubt", "second")
-_OUT = ("order", "second", "pairs", "blind")
+_CHOICE = ("order", "second", "pairs")
 """Options that choose pairs."""
+_OUT = (*_CHOICE, "queries", "blind")
+"""Those of pairs for people."""
 
 
 @click.command(epilog="Example: relabel review out/ecom --to look.labelstudio.json --pairs 200")
@@ -47,6 +49,11 @@ _OUT = ("order", "second", "pairs", "blind")
     default=200,
     show_default=True,
     help="Pairs at most.",
+)
+@click.option(
+    "--queries",
+    metavar="PLAN.json",
+    help="Instead: the documents that a plan of `relabel systems --plan --output json` asks people to judge.",
 )
 @click.option("--blind", is_flag=True, help="Leave the run's label out of FILE, so that it sways nobody.")
 @click.option(
@@ -83,5 +90,6 @@ def review(run: str, to: str, sources: tuple[str, ...], output: str, **values: A
     if sources:
         refuse_given(given_parameters(), _OUT, "it chooses pairs to judge, and --from reads what was judged.")
         return emit(gather_gold(run, sources, to, options, Storage()), output)
-    picked = pick_pairs(run, to, options, Storage())
-    return emit(Summary(f"Wrote {picked.pairs:,} pairs to {to} ({picked.form})", picked), output)
+    if options.queries is not None:
+        refuse_given(given_parameters(), _CHOICE, "it chooses pairs, and --queries names them.")
+    return emit(pick_pairs(run, to, options, Storage()), output)

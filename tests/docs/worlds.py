@@ -278,7 +278,9 @@ def own_package(folder: Path, name: str) -> None:
 
 
 def two_searches(folder: Path) -> None:
-    """Rankings of two systems, labels of nine of ten documents, humans' grades of twelve queries, and texts."""
+    """Rankings of two systems, labels of nine of ten documents, humans' grades of twelve queries, texts, and a run over
+    all pairs.
+    """
     made = make_collection()
     made.systems = {"old": made.systems["bad"], "new": made.systems["good"]}
     for name in made.systems:
@@ -294,6 +296,13 @@ def two_searches(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist(docs), folder / "docs.parquet")
     lines = ["query_id,query", *(f"{query},words of {query}" for query in made.queries)]
     (folder / "queries.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pairs = [
+        {"query_id": query, "query": f"words of {query}", "doc_id": doc, "document": f"text of {doc}"}
+        for query, held in made.humans.items()
+        for doc in held
+    ]
+    pq.write_table(pa.Table.from_pylist(pairs), folder / "searched.parquet")
+    finished_run(folder, "judge", "searched.parquet", labeler="direct")
 
 
 def asked_people(folder: Path) -> None:

@@ -3,7 +3,9 @@ written by hand; what it says first; what it refuses, and how.
 """
 
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,6 +229,71 @@ def test_the_plan_and_the_sentence_name_the_same_number(collection: Collection, 
     assert more > 10
     assert f"{more:,} more would show a difference of 0.02" in found["plan"]["reason"]
     assert len(found["plan"]["queries"]) == min(more, 40 - gold)
+
+
+def test_the_plan_becomes_a_file_for_people_whose_grades_are_gold(
+    relabel: Relabel, write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    made = make_collection(12, 15)
+    systems = [made.write_run(name) for name in made.systems]
+    pairs = [
+        {"query_id": query, "query": f"words of {query}", "doc_id": doc, "document": f"text of {doc}"}
+        for query, held in made.humans.items()
+        for doc in held
+    ]
+    plan = relabel("systems", *systems, "--labels", labelled_by_fake(write_pairs, write_job, relabel, pairs), "--plan")
+    assert "relabel review RUN --queries plan.json --to FILE" in plan.out
+    planned = relabel("systems", *systems, "--labels", "out/ecom", "--plan", "--output", "json")
+    Path("plan.json").write_text(planned.out, encoding="utf-8")
+    asked = planned.json["plan"]
+    assert list(asked["documents"]) == asked["queries"]
+    assert sum(map(len, asked["documents"].values())) == asked["pairs"]
+    look = relabel("review", "out/ecom", "--queries", "plan.json", "--to", "look.parquet", "--output", "json").json
+    assert (look["order"], look["queries"], look["pairs"], look["without_label"]) == ("random", 10, asked["pairs"], 0)
+    rows = pq.read_table("look.parquet").to_pylist()
+    assert {(row["query_id"], row["doc_id"]) for row in rows} == {
+        (query, doc) for query, docs in asked["documents"].items() for doc in docs
+    }
+    assert [query for query, _ in itertools.groupby(row["query_id"] for row in rows)] == asked["queries"]
+    first = [row["doc_id"] for row in rows if row["query_id"] == asked["queries"][0]]
+    assert first != sorted(first)
+    filled = [row | {"grade": min(made.humans[row["query_id"]][row["doc_id"]], 2), "who": "anna"} for row in rows]
+    pq.write_table(pa.Table.from_pylist(filled), "anna.parquet")
+    assert relabel("review", "out/ecom", "--from", "anna.parquet", "--to", "people.parquet").code == 0
+    found = relabel("systems", *systems, "--labels", "out/ecom", "--gold", "people.parquet", "--output", "json").json
+    assert (found["gold_queries"], found["is_opinion"]) == (10, False)
+    assert not [note for note in found["notes"] if "random" in note]
+
+
+def test_what_the_plan_asks_and_the_run_lacks_is_counted_and_another_file_is_refused(
+    relabel: Relabel, write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> None:
+    pairs = [{"query_id": "q1", "query": "shoe", "doc_id": f"d{number}", "document": "a shoe"} for number in range(3)]
+    labelled_by_fake(write_pairs, write_job, relabel, pairs)
+
+    def review(plan: Any, *more: str) -> Any:
+        Path("plan.json").write_text(json.dumps(plan), encoding="utf-8")
+        return relabel("review", "out/ecom", "--queries", "plan.json", "--to", "look.csv", "--force", *more)
+
+    shown = review({"plan": {"documents": {"q1": ["d0", "d2", "d9"], "q2": ["d0"]}}})
+    assert shown.code == 0
+    assert "2 documents of the plan have no label in out/ecom" in shown.out
+    assert "relabel pairs unjudged" in shown.out
+    review({"plan": {"documents": {"q7": ["d0"]}}}).refused(3, "plan.json: out/ecom has a label of none")
+    for other in ({"plan": None}, {"plan": {"queries": ["q1"]}}, ["q1"], {"plan": {"documents": {"q1": "d0"}}}):
+        review(other).refused(3, "plan.json: is not what `relabel systems … --plan --output json` prints")
+    for option in (["--pairs", "3"], ["--order", "random"], ["--second", "out/ecom"]):
+        review({}, *option).refused(2, option[0], "--queries")
+
+
+def labelled_by_fake(
+    write_pairs: Callable[..., Path], write_job: Callable[..., str], relabel: Relabel, pairs: list[dict[str, str]]
+) -> str:
+    """The output of a run over these pairs."""
+    write_pairs(pairs)
+    job = {"input": {"columns": {"document": "document", "gold": None}}}
+    assert relabel("run", write_job(job)).code == 0
+    return "out/ecom"
 
 
 def test_scores_of_the_judge_are_warned_of(collection: Collection, compare: Compare, relabel: Relabel) -> None:
