@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from relabel.manifests.forms import (
     PARQUET,
     QRELS,
     QUEPID,
+    TSV,
     Form,
     form_by_suffix,
     form_of,
@@ -39,7 +41,7 @@ from relabel.manifests.forms import (
     read_text,
 )
 from relabel.manifests.gold import IN_PROMPT, REVIEW_ORDER, SELECTION
-from relabel.manifests.judgments import Heading, write_label_studio
+from relabel.manifests.judgments import Heading, sheet_row, write_label_studio
 from relabel.manifests.label_sets import gather, join_texts, label_set, open_labels
 from relabel.manifests.labels import ids_of, pair_codes, texts_of
 from relabel.manifests.metrics.comparison import Labelled
@@ -578,12 +580,13 @@ def _read_opinions(
         return ["query_id", "doc_id", "grade", *(name for name in (*PEOPLE, *SELECTION) if name in names)]
 
     columns = load_columns(path, choose, storage)
-    given = read_grades(columns["grade"]).readable(path, "grade")
+    row_text = partial(_row_text, form)
+    given = read_grades(columns["grade"]).readable(path, "grade", row_text=row_text)
     if given.null_count == len(given):
         rows = f"{len(given):,} rows" if len(given) else "pairs"
         raise InputError(f"{path}: none of its {rows} has a grade. Is it the filled-in file?")
-    query_ids = texts_of(as_ids(columns["query_id"], path=path, name="query_id"))
-    doc_ids = texts_of(as_ids(columns["doc_id"], path=path, name="doc_id"))
+    query_ids = texts_of(as_ids(columns["query_id"], path=path, name="query_id", row_text=row_text))
+    doc_ids = texts_of(as_ids(columns["doc_id"], path=path, name="doc_id", row_text=row_text))
     _check_grades(path, form, given, query_ids, doc_ids, grades)
     people = [_texts_or_none(columns.get(name), len(given)) for name in PEOPLE]
     orders = _texts_or_none(columns.get(REVIEW_ORDER), len(given))
@@ -595,7 +598,7 @@ def _read_opinions(
         person, when, why = (column[row] for column in people)
         person = who or person
         if person is None:
-            raise InputError(f"{path}: row {row} has a grade, and no `who`. Say who judged: --from NAME={path}.")
+            raise InputError(f"{path}: {row_text(row)} has a grade, and no `who`. Say who judged: --from NAME={path}.")
         names = ids.get((query, doc), [query]) if form.is_by_text else [query]
         opinions += [Opinion(name, doc, grade, person, when, why) for name in names]
         for name in names:
@@ -605,6 +608,11 @@ def _read_opinions(
             if in_prompt[row] == str(True):
                 origins.in_prompt.add((name, doc))
     return opinions, given.null_count
+
+
+def _row_text(form: Form, row: int) -> str:
+    """A row of what people filled in, counted from 0, as they find it."""
+    return sheet_row(row) if form in (CSV, TSV, QUEPID) else f"row {row + 1}"
 
 
 def _check_grades(
@@ -623,11 +631,10 @@ def _check_grades(
     rows = np.flatnonzero((grade_N < 0) | (grade_N >= grades))
     if len(rows):
         row = int(rows[0])
-        place = f"row {row + 1} below the header" if form in (CSV, QUEPID) else f"row {row}"
         further = f" (and {len(rows) - 1:,} further rows)" if len(rows) > 1 else ""
+        where = f"{_row_text(form, row)}, query {query_ids[row]}, document {doc_ids[row]}"
         raise InputError(
-            f"{path}: {place}, query {query_ids[row]}, document {doc_ids[row]}: grade {given[row]} is off the "
-            f"scale{further}. Grades of this run are 0 to {grades - 1}."
+            f"{path}: {where}: grade {given[row]} is off the scale{further}. Grades of this run are 0 to {grades - 1}."
         )
 
 

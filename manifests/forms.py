@@ -40,6 +40,7 @@ from relabel.manifests.judgments import (
     read_quepid,
     read_rank_eval,
     read_rre,
+    sheet_row,
     write_opensearch,
     write_quepid,
     write_rank_eval,
@@ -281,9 +282,9 @@ def _read_delimited(path: str, choose: Choice, storage: Storage) -> dict[str, Co
         rows = [row for row in reader if row]
     except csv.Error as exc:
         raise InputError(f"{path}: line {reader.line_num} can't be read ({exc}).") from exc
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(rows):
         if len(row) != len(names):
-            raise InputError(f"{path}: record {number} has {len(row)} fields, its first line names {len(names)}.")
+            raise InputError(f"{path}: {sheet_row(number)} has {len(row)} fields, its first line names {len(names)}.")
     place = {name: number for number, name in enumerate(names)}
     return {name: [row[place[name]] for row in rows] for name in choose(names)}
 

@@ -49,6 +49,11 @@ ReadText = Callable[[str, str], dict[str, list[Any]]]
 """Reads the rows of a file, of its path, for messages, and its text. Raises InputError: it is not of this form."""
 
 
+def sheet_row(row: int) -> str:
+    """A row of CSV, counted from 0 below the header, as a spreadsheet shows it."""
+    return f"row {row + 2} (the header is row 1)"
+
+
 class Rating(NamedTuple):
     """One judgment of a file, the grade as it is written there."""
 
@@ -269,15 +274,13 @@ _DETAILED_FIELD = re.compile(r'"((?:[^"]|"")*)"(?=,|\r?\n|$)|([^,\r\n]*)')
 
 def _detailed_ratings(path: str, text: str) -> Iterator[Rating]:
     """Documents that a case returned, each with its rating or none; a query without documents ends after its text."""
-    names: list[str] = []
-    for record, fields in enumerate(_detailed_records(text)):
-        if not record:
-            names = fields
-            continue
+    records = _detailed_records(text)
+    names = next(records, [])
+    for number, fields in enumerate(records):
         row = dict(zip(names, fields, strict=False))
         query, doc, rating = (row.get(name, "").strip(_QUEPID_SPACE) for name in QUEPID_DETAILED)
         if rating and not doc:
-            raise InputError(f"{path}: record {record} has a rating and no document.")
+            raise InputError(f"{path}: {sheet_row(number)} has a rating and no document.")
         if doc:
             yield Rating(query, query, doc, None if rating in ("", "NaN") else rating)
 
@@ -306,14 +309,16 @@ def _quepid_ratings(path: str, text: str) -> Iterator[Rating]:
         names = tuple(next(reader, ()))
         if names != QUEPID_NAMES:
             raise InputError(f"{path}: its first line is {','.join(names)[:60]!r}, not {','.join(QUEPID_NAMES)!r}.")
-        for record, row in enumerate(reader, start=1):
+        for number, row in enumerate(reader):
             if len(row) > len(QUEPID_NAMES):
-                raise InputError(f"{path}: record {record} has {len(row)} fields, and {len(QUEPID_NAMES)} are wanted.")
+                raise InputError(
+                    f"{path}: {sheet_row(number)} has {len(row)} fields, and {len(QUEPID_NAMES)} are wanted."
+                )
             fields = [value.strip(_QUEPID_SPACE) for value in row]
             fields += [""] * (len(QUEPID_NAMES) - len(fields))
             query, doc, rating = fields
             if rating and not doc:
-                raise InputError(f"{path}: record {record} has a rating and no docid.")
+                raise InputError(f"{path}: {sheet_row(number)} has a rating and no docid.")
             if doc:
                 yield Rating(query, query, doc, rating or None)
     except csv.Error as exc:

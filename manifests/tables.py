@@ -606,7 +606,16 @@ def rows_of(column: Column, rows: np.ndarray) -> Column:
     return column.take(pa.array(rows)) if isinstance(column, pa.ChunkedArray) else [column[row] for row in rows]
 
 
-def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
+RowText = Callable[[int], str]
+"""How a message names a row of a file, which is counted from 0."""
+
+
+def numbered_row(row: int) -> str:
+    """The row by its number, as that of a run's input (`row_id`)."""
+    return f"row {row}"
+
+
+def as_ids(column: Column, *, path: str, name: str, row_text: RowText = numbered_row) -> pa.LargeBinaryArray:
     """Ids as text, whatever they are in the file.
 
     Raises:
@@ -620,7 +629,7 @@ def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
         ids = pa.array(encoded, pa.large_binary())
     missing = pc.index(ids.is_null(), True).as_py()
     if missing >= 0:
-        raise InputError(f"{path}: row {missing} has no `{name}`. Give every row one, or leave the row out.")
+        raise InputError(f"{path}: {row_text(missing)} has no `{name}`. Give every row one, or leave the row out.")
     return ids
 
 
@@ -674,15 +683,16 @@ class Grades(NamedTuple):
         if score is not None:
             raise InputError(f"{path}: column `{column}` holds scores, such as {score}. {SCORES_RANK}")
 
-    def readable(self, path: str, column: str, *, advice: str = "") -> pa.Int64Array:
+    def readable(self, path: str, column: str, *, advice: str = "", row_text: RowText = numbered_row) -> pa.Int64Array:
         """The grades.
 
         Raises:
             InputError: one is no whole number; `advice` is what to do then.
         """
         if self.texts:
+            first = row_text(int(self.unreadable[0]))
             raise InputError(
-                f"{path}: {len(self.unreadable)} values of `{column}` are no whole number (row {self.unreadable[0]}: "
+                f"{path}: {len(self.unreadable)} values of `{column}` are no whole number ({first}: "
                 f"{self.texts[0]!r}).{advice}{self.hint}"
             )
         return self.values

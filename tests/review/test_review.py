@@ -1,6 +1,7 @@
 """`relabel review`: pairs for people, and gold of what they judged."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,9 @@ def test_what_people_can_not_have_meant_is_refused(review: Call, relabel: Call) 
     Path("off.csv").write_text("query_id,doc_id,grade\nq0,d0-0,\nq0,d0-1,1\nq1,d1-0,5\n")
     done = relabel("review", "out/ecom", "--from", "anna=off.csv", "--to", "gold.parquet")
     done.refused(
-        3, "row 3 below the header, query q1, document d1-0: grade 5 is off the scale. Grades of this run are 0 to 2."
+        3,
+        "off.csv: row 4 (the header is row 1), query q1, document d1-0: grade 5 is off the scale. Grades of this run "
+        "are 0 to 2.",
     )
     assert "Bring" not in done.err
     Path("who.jsonl").write_text('{"query_id": "q0", "doc_id": "d0-0", "grade": 1}\n')
@@ -234,6 +237,33 @@ def test_what_people_can_not_have_meant_is_refused(review: Call, relabel: Call) 
     done.refused(2, "gold.parquet: is there already")
     done = relabel("review", "out/ecom", "--from", "gold.parquet", "--to", "gold.parquet", "--force")
     done.refused(2, "is in the input")
+
+
+@pytest.mark.usefixtures("labelled")
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"grade": 7}, "grade 7 is off the scale"),
+        ({"grade": "2?"}, "'2?'"),
+        ({"who": None}, "has a grade, and no `who`"),
+        ({"query_id": None}, "has no `query_id`"),
+    ],
+)
+def test_a_row_is_named_as_the_program_shows_it_in_which_it_was_filled_in(
+    relabel: Call, fault: dict[str, Any], said: str
+) -> None:
+    rows = [{"query_id": "q0", "doc_id": f"d0-{doc}", "grade": 1, "who": "anna"} for doc in range(4)]
+    rows[2] = rows[2] | fault
+    frame = pl.DataFrame(rows, schema_overrides={"grade": pl.String}, strict=False)
+    frame.write_csv("anna.csv")
+    frame.write_ndjson("anna.jsonl")
+    frame.write_parquet("anna.parquet")
+    for name, row in (("csv", "row 4 (the header is row 1)"), ("jsonl", "row 3"), ("parquet", "row 3")):
+        if name == "csv" and said == "has no `query_id`":
+            continue  # an empty text is one
+        outcome = relabel("review", "out/ecom", "--from", f"anna.{name}", "--to", "gold.parquet")
+        outcome.refused(3, f"anna.{name}", said)
+        assert re.search(rf"\b{re.escape(row)}[:, ]", outcome.err), outcome.err
 
 
 EXPORT = [
