@@ -250,6 +250,7 @@ def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage
         texts |= {options.query, options.grade or "grade"}
 
     def choose(names: list[str]) -> list[str]:
+        _columns(names, path, target, options)
         if form in TREC:
             return [LINE, *(name for name in names if name not in ("iteration", "q0"))]
         return [name for name in names if not target.columns or name in texts or name == FROM_GOLD]

@@ -34,6 +34,7 @@ from relabel.manifests.judgments import (
     TEXT_COLUMNS,
     Heading,
     ReadText,
+    delimiter_of,
     names_at_top,
     read_label_studio,
     read_opensearch,
@@ -275,8 +276,9 @@ def _write_jsonl(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table], _he
 
 
 def _read_delimited(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
-    delimiter = "\t" if name_of(path).endswith(TSV.suffixes) else ","
-    reader = csv.reader(io.StringIO(read_text(path, storage), newline=""), delimiter=delimiter, strict=True)
+    text = read_text(path, storage)
+    delimiter = "\t" if name_of(path).endswith(TSV.suffixes) else delimiter_of(text)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         names = next(reader, [])
         rows = [row for row in reader if row]
@@ -284,7 +286,10 @@ def _read_delimited(path: str, choose: Choice, storage: Storage) -> dict[str, Co
         raise InputError(f"{path}: line {reader.line_num} can't be read ({exc}).") from exc
     for number, row in enumerate(rows):
         if len(row) != len(names):
-            raise InputError(f"{path}: {sheet_row(number)} has {len(row)} fields, its first line names {len(names)}.")
+            raise InputError(
+                f"{path}: {sheet_row(number)} has {len(row)} fields, its first line names {len(names)} (columns are "
+                f"divided by {delimiter!r})."
+            )
     place = {name: number for number, name in enumerate(names)}
     return {name: [row[place[name]] for row in rows] for name in choose(names)}
 

@@ -49,6 +49,14 @@ ReadText = Callable[[str, str], dict[str, list[Any]]]
 """Reads the rows of a file, of its path, for messages, and its text. Raises InputError: it is not of this form."""
 
 
+def delimiter_of(text: str) -> str:
+    """What divides the columns of CSV: the comma, or what its first line has in place of any. A spreadsheet writes the
+    semicolon where the comma is the decimal mark.
+    """
+    header = text.partition("\n")[0]
+    return next((mark for mark in (",", ";", "\t") if mark in header), ",")
+
+
 def sheet_row(row: int) -> str:
     """A row of CSV, counted from 0 below the header, as a spreadsheet shows it."""
     return f"row {row + 2} (the header is row 1)"
@@ -144,7 +152,7 @@ def names_at_top(text: str) -> set[str]:
     hit there was stored as, or of a first line of CSV.
     """
     if not text.lstrip().startswith(("{", "[")):
-        return set(text.split("\n", 1)[0].strip().split(","))
+        return set(text.split("\n", 1)[0].strip().split(delimiter_of(text)))
     try:
         top = json.loads(text)
     except ValueError:
@@ -274,7 +282,10 @@ _DETAILED_FIELD = re.compile(r'"((?:[^"]|"")*)"(?=,|\r?\n|$)|([^,\r\n]*)')
 
 def _detailed_ratings(path: str, text: str) -> Iterator[Rating]:
     """Documents that a case returned, each with its rating or none; a query without documents ends after its text."""
+    delimiter = delimiter_of(text)
     records = _detailed_records(text)
+    if delimiter != ",":  # a spreadsheet wrote it again, with the quotes that CSV has
+        records = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names = next(records, [])
     for number, fields in enumerate(records):
         row = dict(zip(names, fields, strict=False))
@@ -304,7 +315,7 @@ def _detailed_records(text: str) -> Iterator[list[str]]:
 
 
 def _quepid_ratings(path: str, text: str) -> Iterator[Rating]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter_of(text), strict=True)
     try:
         names = tuple(next(reader, ()))
         if names != QUEPID_NAMES:

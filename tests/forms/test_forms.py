@@ -2,6 +2,7 @@
 with its place.
 """
 
+import csv
 import json
 import shlex
 from collections.abc import Callable
@@ -240,6 +241,37 @@ def test_a_query_that_a_spreadsheet_would_run_is_guarded_as_quepid_guards_it(
     assert Path("x.quepid.csv").read_text() == "query,docid,rating\n =1+1,-d,1\n"
     convert("x.quepid.csv", "back.jsonl")
     assert rows_of("back.jsonl") == [("=1+1", "-d", 1)]
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_csv_as_a_spreadsheet_writes_it_where_the_comma_is_the_decimal_mark_is_read(
+    folder: Path, convert: Callable[..., Any], mark: str
+) -> None:
+    def write(name: str, *rows: list[str]) -> str:
+        with Path(name).open("w", encoding="utf-8-sig", newline="") as out:
+            csv.writer(out, delimiter=mark).writerows(rows)
+        return name
+
+    table = write("gold.csv", ["query_id", "doc_id", "document", "grade"], ["q1", "a,b", "red, or\nblue; warm", "1"])
+    convert(table, "gold.jsonl")
+    (row,) = map(json.loads, Path("gold.jsonl").read_text().splitlines())
+    assert row == {"query_id": "q1", "doc_id": "a,b", "document": "red, or\nblue; warm", "grade": "1"}
+    convert(
+        write("case.csv", ["query", "docid", "rating"], ["oak, table", "a", "2"], ["oak, table", "b", ""]), "x.jsonl"
+    )
+    assert rows_of("x.jsonl") == [("oak, table", "a", 2)]
+    export = write("all.csv", ["Team", "Query Text", "Doc ID", "Rating"], ['a "b"', "oak, table", "a", "2"])
+    convert(export, "y.jsonl")
+    assert rows_of("y.jsonl") == [("oak, table", "a", 2)]
+    queries = write("queries.csv", ["query_id", "query"], ["q1", "sofa; green"])
+    convert("gold.csv", "z.quepid.csv", "--queries", queries)
+    assert Path("z.quepid.csv").read_text() == 'query,docid,rating\nsofa; green,"a,b",1\n'
+
+
+def test_a_table_without_any_column_that_is_wanted_is_no_empty_one(folder: Path, relabel: Callable[..., Any]) -> None:
+    Path("foo.csv").write_text("foo\n1\n")
+    relabel("convert", "foo.csv", "foo.qrels").refused(3, "foo.csv", "`query_id`", "`doc_id`", "`grade`", "foo")
+    assert not Path("foo.qrels").exists()
 
 
 # Refused, with the place.

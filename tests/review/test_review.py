@@ -266,6 +266,17 @@ def test_a_row_is_named_as_the_program_shows_it_in_which_it_was_filled_in(
         assert re.search(rf"\b{re.escape(row)}[:, ]", outcome.err), outcome.err
 
 
+@pytest.mark.usefixtures("labelled")
+def test_a_sheet_that_was_saved_with_semicolons_is_read(review: Call) -> None:
+    review("--to", "look.csv", "--pairs", "6")
+    frame = pl.read_csv("look.csv").with_columns(grade=pl.lit(1), who=pl.lit("anna"), why=pl.lit("it is red, not blue"))
+    frame.write_csv("filled.csv", separator=";")
+    review("--from", "filled.csv", "--to", "gold.parquet")
+    gold = rows_of("gold.parquet")
+    assert [(row["query_id"], row["doc_id"]) for row in gold] == list(frame.select("query_id", "doc_id").iter_rows())
+    assert {(row["grade"], row["who"], row["why"]) for row in gold} == {(1, "anna", "it is red, not blue")}
+
+
 EXPORT = [
     {
         "id": 1,
