@@ -3,10 +3,12 @@ places."""
 
 import heapq
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -409,7 +411,12 @@ class MergeResult:
                 f", but {manifest.failed_fraction:.1%} of rows are quarantined, over the limit of "
                 f"{manifest.max_failed_fraction:.1%}; everything is kept"
             )
-        lines = [one_line(f"{manifest.name}: {state}, {self.output}"), values_table(self.as_json())]
+        values = self.as_json()
+        counts = ("outputs", "rows", "labelled", "reused", "quarantined", "files")
+        shown = {name: values[name] for name in counts}
+        shown["fingerprint"] = manifest.fingerprint[:16]
+        shown["made differently"] = manifest.mixed.differences
+        lines = [one_line(f"{manifest.name}: {state}, {self.output}"), values_table(shown)]
         if self.repeated_labels:
             lines.append(
                 f"{counted(self.repeated_labels, 'label')} of a pair (query_id, doc_id) that an earlier one has: all "
@@ -442,7 +449,7 @@ def merge_outputs(
     its manifest, and whether it was written now.
 
     Args:
-        name: of the merged output; that of the first by default.
+        name: of the merged output; by default the one that all outputs have, or else that of its folder.
         allow_mixed: let labels of different engines, models or templates into one output; the manifest says so.
     Raises:
         GateError: engines, models, templates or options differ, and `allow_mixed` is off.
@@ -462,7 +469,7 @@ def merge_outputs(
             f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
             "teachers under one name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
-    plan, plan_files = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
+    plan, plan_files = merged_plan(runs, name=name or _name_of(runs, to), is_mixed=bool(differences))
     store = open_run_store(to, storage)
     there = load_plan(store)
     if there is None:
@@ -477,6 +484,15 @@ def merge_outputs(
         return _merge(runs, RunFolder(store, there), differences, allow_mixed=allow_mixed)
     finally:
         lock.release()
+
+
+def _name_of(runs: Sequence[MergedRun], to: str) -> str:
+    """The name that all runs have; else that of the folder, since one run's would hide the others."""
+    names = {run.plan.name for run in runs}
+    if len(names) == 1:
+        return names.pop()
+    folder = PurePosixPath(place_of(to)).name
+    return re.sub("[^A-Za-z0-9._-]+", "-", folder) or runs[0].plan.name
 
 
 def _differences(runs: Sequence[MergedRun]) -> list[str]:

@@ -465,7 +465,11 @@ def combine(
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")
 @click.argument("outputs", nargs=-1, required=True, metavar="OUTPUT...")
 @click.option("--to", required=True, metavar="FOLDER", help="Where the merged output goes; a folder of its own.")
-@click.option("--name", metavar="NAME", help="Name of the merged output.  [default: that of the first]")
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Name of the merged output.  [default: the runs' own if all share one, else FOLDER's]",
+)
 @click.option(
     "--allow-mixed",
     is_flag=True,

@@ -54,6 +54,28 @@ def test_two_days_become_one_output_that_reads_like_any_other(days: Days) -> Non
     assert days.call("merge", days.out("monday"), days.out("tuesday"), "--to", days.out("week"))[0] == 10
 
 
+def test_a_merged_output_is_called_as_all_of_its_runs_or_after_its_folder(days: Days) -> None:
+    rows = rows_of(6, 4)
+    days.run("monday", rows[:12], name="monday")
+    days.run("tuesday", rows[12:], name="tuesday")
+    days.run("wednesday", rows[12:], name="monday")
+
+    def merged(to: str, *more: str, other: str = "tuesday") -> str:
+        code, result = days.call("merge", days.out("monday"), days.out(other), "--to", f"{days.out(to)}/", *more)
+        assert code == 0, result
+        assert days.manifest(to)["name"] == result["name"]
+        return str(result["name"])
+
+    assert merged("week 47") == "week-47"
+    assert merged("other", "--name", "spring") == "spring"
+    assert merged("same", other="wednesday") == "monday"
+    arguments = ["merge", str(days.out("monday")), str(days.out("tuesday")), "--to", str(days.out("shown"))]
+    shown = CliRunner().invoke(relabel, arguments, standalone_mode=False, catch_exceptions=False)
+    lines = shown.stdout.splitlines()
+    assert lines[0] == f"shown: merged, every row accounted for, {days.out('shown')}"
+    assert [line.split()[0] for line in lines[1:]] == ["outputs", "rows", "labelled", "files", "fingerprint"]
+
+
 def test_pairs_that_two_outputs_have_are_counted(days: Days) -> None:
     rows = rows_of(6, 4)
     days.run("monday", rows[:12])
