@@ -283,14 +283,14 @@ class Combined:
         for rated in self.labels:
             by_gold = [_figure(rated.by_gold.get(name)) for name in figures]
             rows.append([rated.name, rated.pairs, rated.agreement, *by_gold])
-        title = "agreement with what was written"
+        title = "agreement with the labels that were written"
         notes = list(self.notes)
         if self.gold:
             title += ", and by gold, with 95 % intervals over queries"
             notes.append(
-                f"{self.gold_pairs:,} gold pairs of {self.gold_queries:,} queries anchor what was written. By gold, "
-                f"{' and '.join(WAYS)} are measured on each query by labels that other gold queries anchored ({FOLDS} "
-                "folds). `evaluate` with the same gold would find it again"
+                f"{self.gold_pairs:,} gold pairs of {self.gold_queries:,} queries anchor what was written. The lines "
+                f"{' and '.join(WAYS)} show what to expect of pairs without gold: each gold query is measured by "
+                f"labels that the other gold queries anchored ({FOLDS} folds). `evaluate` leaves these queries out"
             )
         table = Table(title, ["labels", "pairs", "agreement", *figures.values()], rows)
         return [as_text([Paragraph(head), table, Remarks(notes)])]

@@ -157,10 +157,9 @@ class Picked:
     def lines(self) -> list[str]:
         """For people: what was chosen, and what comes next."""
         rows = [
-            (
-                "chosen",
-                f"of {self.labelled:,} labelled pairs, in order `{self.order}`; {counted(self.queries, 'query')}",
-            )
+            ("chosen of", f"{self.labelled:,} labelled pairs"),
+            ("order", self.order),
+            ("queries", f"{self.queries:,}"),
         ]
         if self.without_second:
             rows.append(("last", f"{counted(self.without_second, 'pair')} that the second opinion lacks"))
@@ -173,7 +172,7 @@ class Picked:
             rows.append(("to do", f"have `{column}` filled in, {scale}"))
             back = f"NAME={self.target}"
         rows.append(("then", f"relabel review {self.run} --from {back} --to gold.parquet"))
-        lines = [one_line(f"Wrote {self.pairs:,} pairs to {self.target} ({self.form})"), grid(rows)]
+        lines = [one_line(f"Wrote {counted(self.pairs, 'pair')} to {self.target} ({self.form})"), grid(rows)]
         if self.without_label:
             lines.append(
                 f"{self.without_label:,} documents of the plan have no label in {self.run} and are left out. Have them "
@@ -440,17 +439,24 @@ class Gathered:
     def lines(self) -> list[str]:
         """The result for people."""
         head = (
-            f"Wrote {self.judgments:,} judgments of {self.pairs:,} pairs by {', '.join(self.people)} to {self.target}: "
-            f"{self.as_judge:,} equal the run's label, {len(self.conflicts):,} pairs are in conflict, "
-            f"{self.not_judged:,} rows are not judged, {self.not_of_run:,} judgments are of pairs of no label."
+            f"Wrote {counted(self.judgments, 'judgment')} of {counted(self.pairs, 'pair')} by {', '.join(self.people)} "
+            f"to {self.target}"
         )
-        lines = [one_line(head)]
+        of_run = self.judgments - self.not_of_run
+        counts = [("as the run's label", f"{self.as_judge:,} of {counted(of_run, 'judgment')}")]
+        if self.not_of_run:
+            counts.append(("not of the run", f"{counted(self.not_of_run, 'judgment')}, of pairs without a label"))
+        if self.not_judged:
+            counts.append(("not judged", counted(self.not_judged, "row")))
+        if self.conflicts:
+            counts.append(("in conflict", counted(len(self.conflicts), "pair")))
+        lines = [one_line(head), grid(counts)]
         if self.examples:
             lines.append(
                 f"{self.examples} of the pairs are examples for a prompt now (`{IN_PROMPT}`): they can't test it."
             )
         if self.agreement:
-            rows = [("people", "pairs", "equal", "kappa")]
+            rows = [("people", "pairs", "equal", "Cohen kappa")]
             rows += [
                 (f"{one.first}, {one.second}", f"{one.pairs:,}", f"{one.equal:,}", _kappa_text(one.kappa))
                 for one in self.agreement
@@ -461,6 +467,8 @@ class Gathered:
             lines.append(one_line(f"conflict: query {conflict.query_id}, document {conflict.doc_id}: {grades}"))
         if len(self.conflicts) > SHOWN:
             lines.append(f"and {len(self.conflicts) - SHOWN:,} more conflicts, in --output json and by `is_conflict`")
+        settled = " --duplicates mean" if self.conflicts else ""
+        lines.append(one_line(f"To judge the run by them: relabel evaluate {self.run} --qrels {self.target}{settled}"))
         return lines
 
 

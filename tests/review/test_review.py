@@ -197,6 +197,27 @@ def test_every_judgment_is_kept_with_who_when_and_why_and_conflicts_are_listed(r
 
 
 @pytest.mark.usefixtures("labelled")
+def test_what_is_printed_says_what_was_found_and_which_command_comes_next(relabel: Call) -> None:
+    shown = relabel("review", "out/ecom", "--to", "look.csv", "--pairs", "3").out.splitlines()
+    assert shown[0] == "Wrote 3 pairs to look.csv (csv)"
+    assert shown[-1].split(maxsplit=1) == ["then", "relabel review out/ecom --from NAME=look.csv --to gold.parquet"]
+    assert any("`grade`" in line and "0 to 2" in line for line in shown)
+    for name, column in (("look.quepid.csv", "`rating`"), ("look.labelstudio.json", "export")):
+        assert column in relabel("review", "out/ecom", "--to", name, "--pairs", "3").out
+    anna = judged_by("anna", [("q0", "d0-0", 1), ("q0", "d0-1", 2), ("q0", "d0-2", None)], "anna.parquet")
+    alone = relabel("review", "out/ecom", "--from", anna, "--to", "gold.parquet").out
+    assert alone.startswith("Wrote 2 judgments of 2 pairs by anna to gold.parquet\n")
+    assert "not judged" in alone
+    assert "conflict" not in alone
+    assert alone.endswith("relabel evaluate out/ecom --qrels gold.parquet\n")
+    ben = judged_by("ben", [("q0", "d0-0", 2), ("q9", "d", 2)], "ben.parquet")
+    both = relabel("review", "out/ecom", "--from", anna, "--from", ben, "--to", "both.parquet").out
+    assert "conflict: query q0, document d0-0: anna 1; ben 2" in both
+    assert "not of the run" in both
+    assert both.endswith("relabel evaluate out/ecom --qrels both.parquet --duplicates mean\n")
+
+
+@pytest.mark.usefixtures("labelled")
 def test_gold_that_is_given_again_adds_nothing_and_one_who_differs_from_herself_is_a_conflict(review: Call) -> None:
     first = judged_by("anna", [("q0", "d0-0", 1), ("q0", "d0-1", 2)], "first.parquet")
     second = judged_by("anna", [("q0", "d0-0", 2)], "second.parquet")
