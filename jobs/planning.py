@@ -36,7 +36,8 @@ def trial_of(job: Job) -> Iterator[OpenRun]:
     try:
         planned = open_planned(job)
     except StaleRunError as exc:
-        logs.write(f"note: a run with these settings would be refused: {exc}", event="remark")
+        for line in f"note: a run with these settings would be refused: {exc}".splitlines():
+            logs.write(line, event="remark")
         planned = None
     if planned is not None:
         yield planned

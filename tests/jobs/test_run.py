@@ -117,6 +117,7 @@ def test_a_plan_of_changed_settings_is_that_of_their_run_and_writes_nothing(tmp_
     shown = CliRunner().invoke(relabel, ["plan", str(path), *other], standalone_mode=False, catch_exceptions=False)
     assert "tried with --set, nothing is written" in shown.stdout
     assert "belongs to another job" in shown.stderr
+    assert "engine.seed: was 7, is 9\n" in shown.stderr
     assert held() == before
     assert call("run", path)[0] == 0
     elsewhere = ("--set", f"output={tmp_path / 'elsewhere'}")
