@@ -87,6 +87,7 @@ NO_PATHS = {
 }
 NO_PATHS |= {
     "OLD=NEW,...",
+    "[JUDGE=]OLD=NEW,...",
     "K,...",
     "TEXT",
     "LIST",
@@ -107,6 +108,7 @@ NO_TABLES = {
     "combine to, pairs unjudged to, audit to, evaluate track_file, review examples, "
     "evaluate metrics, review to",
     "one file, and never a folder": "combine qrels, systems gold, convert queries, convert template, review sources, "
+    "review queries, "
     "pairs unjudged queries, audit colder",
     "rankings": "systems systems, pairs unjudged systems, evaluate baselines, report systems",
     "outputs of runs": (
