@@ -3,6 +3,7 @@ gold has fallen by more than chance explains over all looks.
 """
 
 import csv
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ from relabel.jobs.run.progress import write_metrics
 from relabel.jobs.sections import JudgedLabels
 from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
-from relabel.manifests.files import Storage
+from relabel.manifests.files import Storage, place_of
 from relabel.manifests.metrics.drift import ALPHA, Fall, latest_fall
-from relabel.manifests.records import as_object
+from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.records import as_object, digest_of
 
 AGREEMENT = "accuracy"
 COLUMNS = ("date", "model", "fingerprint", "agreement", "low", "high", "pairs")
+LABELS = "labels"
+"""The last column: a digest of which labels were looked at. Files of before lack it."""
 WIDTHS = 2 * 1.959963984540054
 """Standard errors between the bounds of a 95 % interval."""
 
@@ -34,8 +38,9 @@ class Tracked:
     Args:
         looks: lines of the file.
         fall: of the agreement since the first line.
-        first: agreement of the first line.
+        first, last: agreement of the first and of the last line.
         pairs_before: judged at the look before; None at the first.
+        repeats: date of an earlier look at the same labels, so that none was added; empty where they are new.
     """
 
     judged: JudgedLabels
@@ -43,7 +48,9 @@ class Tracked:
     looks: int
     fall: Fall
     first: float
+    last: float
     pairs_before: int | None
+    repeats: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -52,19 +59,26 @@ class Tracked:
 
     @property
     def text(self) -> str:
-        """In a line, and another where the pairs may be others."""
+        """In a line, another where the labels are not new, and another where the pairs may be others."""
+        repeated = ""
+        if self.repeats:
+            repeated = f"{self.file}: these labels are the look of {self.repeats} already, so none was added\n"
+        return repeated + self._verdict
+
+    @property
+    def _verdict(self) -> str:
         if self.fall.bound is None:
             return f"{self.file}: the first look; the next ones are compared with it"
         verdict = "beyond chance" if self.fall.is_beyond_chance else "within chance"
-        figure = self.judged.figures[AGREEMENT]
         since = "this look" if self.fall.since == 1 else f"the last {self.fall.since:,} looks"
         text = (
-            f"{self.file}: {self.looks:,} looks; agreement {figure.value:.4f} now, {self.first:.4f} in the first look. "
+            f"{self.file}: {self.looks:,} looks; agreement {self.last:.4f} now, {self.first:.4f} in the first look. "
             f"The fall that shows best is that of {since}, {self.fall.value:.4f} on average: {verdict}, whose bound is "
             f"{self.fall.bound:.4f} (false alarms at most {ALPHA:g}, all looks together)"
         )
-        if self.pairs_before is not None and abs(figure.over - self.pairs_before) > self.pairs_before / 10:
-            text += f"\n{figure.over:,} pairs, and {self.pairs_before:,} at the look before: are they of the same file?"
+        pairs = self.judged.figures[AGREEMENT].over
+        if self.pairs_before is not None and abs(pairs - self.pairs_before) > self.pairs_before / 10:
+            text += f"\n{pairs:,} pairs, and {self.pairs_before:,} at the look before: are they of the same file?"
         return text
 
     def as_json(self) -> dict[str, Any]:
@@ -74,6 +88,7 @@ class Tracked:
             "looks": self.looks,
             **as_object(self.fall),
             "is_beyond_chance": self.fall.is_beyond_chance,
+            "is_repeated": bool(self.repeats),
         }
         return {**self.judged.as_json(), "exit_code": self.exit_code, "track": track}
 
@@ -92,40 +107,60 @@ class Tracked:
         return write_metrics(Path(path), metrics, {"track": Path(self.file).name})
 
 
-def track(judged: JudgedLabels, file: str, *, day: str | None = None) -> Tracked:
-    """Add a line to a file, in place of its last one where that is of the same day and fingerprint.
+def track(rows: Judged, judged: JudgedLabels, file: str, *, day: str | None = None) -> Tracked:
+    """Add a line to a file, in place of its last one where that is of the same day and fingerprint. Labels that an
+    earlier line is of already add none: a look at them says nothing new.
 
     Args:
+        rows: what was judged.
         file: on this machine; made where there is none.
         day: of the labels, as 2026-11-29; today by default.
     Raises:
-        UsageError: the labels have no agreement with an interval.
+        UsageError: the labels have no agreement with an interval, or the day is before that of the last line.
         InputError: the file holds something else.
     """
     line = line_of(judged, day or datetime.now(UTC).date().isoformat())
+    line[LABELS] = labels_digest(rows, judged)
     lines = read_lines(Path(file), list(line))
-    key = ("date", "fingerprint")
-    if lines and all(lines[-1][name] == line[name] for name in key):
-        lines.pop()
-    pairs_before = int(_numbers(lines[-1:], "pairs", file)[0]) if lines else None
-    lines.append(line)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(line), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
+    earlier = lines
+    if lines and all(lines[-1][name] == line[name] for name in ("date", "fingerprint")):
+        earlier = lines[:-1]
+    elif lines and line["date"] < lines[-1]["date"]:
+        raise UsageError(
+            f"--track {file}: its last line is of {lines[-1]['date']}, and this look of {line['date']}. Looks are "
+            "compared in their order: give a history to a new file by --track-date, the oldest first."
+        )
+    repeats = next((one["date"] for one in earlier if one[LABELS] == line[LABELS]), "")
+    pairs_before = None
+    if not repeats:
+        lines = [*earlier, line]
+        pairs_before = int(_numbers(earlier[-1:], "pairs", file)[0]) if earlier else None
     agreement_T = _numbers(lines, "agreement", file)
     error_T = (_numbers(lines, "high", file) - _numbers(lines, "low", file)) / WIDTHS
     fall = latest_fall(agreement_T, np.maximum(error_T, 1e-9))
-    with written(file, Storage()) as path:
-        path.write_text(text.getvalue(), encoding="utf-8")
+    if not repeats:
+        write_lines(file, lines)
     return Tracked(
         judged,
         file,
         looks=len(lines),
         fall=fall,
         first=float(agreement_T[0]),
+        last=float(agreement_T[-1]),
         pairs_before=pairs_before,
+        repeats=repeats,
     )
+
+
+def labels_digest(rows: Judged, judged: JudgedLabels) -> str:
+    """Which labels a look is of: the judged rows with their grades, and where they lie, so that another run with the
+    same grades is another look.
+    """
+    digest = hashlib.sha256(digest_of([place_of(labels["path"]) for labels in judged.labels]).encode())
+    for column_N in (rows.queries, rows.docs, rows.labels):
+        if column_N is not None:
+            digest.update(np.ascontiguousarray(column_N).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def line_of(judged: JudgedLabels, day: str) -> dict[str, str]:
@@ -139,7 +174,7 @@ def line_of(judged: JudgedLabels, day: str) -> dict[str, str]:
     first = judged.labels[0]
     values = (
         day,
-        str(first.get("model", "")),
+        str(first.get("model_name", "")),
         str(first.get("fingerprint", "")),
         f"{figure.value:.6f}",
         f"{figure.low:.6f}",
@@ -153,6 +188,8 @@ def line_of(judged: JudgedLabels, day: str) -> dict[str, str]:
 def read_lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The lines of earlier looks.
 
+    Args:
+        columns: those of a new line, the last of which files of before lack.
     Raises:
         InputError: the file has other columns.
     """
@@ -164,12 +201,22 @@ def read_lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             lines = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         raise InputError(f"--track {path}: can't be read as CSV: {exc}.") from exc
-    if list(reader.fieldnames or ()) != list(columns):
+    if list(reader.fieldnames or ()) not in (list(columns), list(columns[:-1])):
         raise InputError(
             f"--track {path}: has the columns {', '.join(reader.fieldnames or ()) or 'none'}, and these looks have "
             f"{', '.join(columns)}. Name another file."
         )
-    return lines
+    return [{LABELS: "", **line} for line in lines]
+
+
+def write_lines(file: str, lines: Sequence[dict[str, str]]) -> None:
+    """Write the file anew."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[-1]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    with written(file, Storage()) as path:
+        path.write_text(text.getvalue(), encoding="utf-8")
 
 
 def _numbers(lines: Sequence[dict[str, str]], name: str, file: str) -> np.ndarray:

@@ -74,8 +74,8 @@ class LabelSet:
             parts have `SCORE` in place of a grade.
         grades: K, where the source states it; None for a file.
         num_quarantined: rows of a run that have no label; None for a file.
-        origin: of a run its name, labeler, model and fingerprint (digests); of a file the label column, and by which
-            columns its rows were picked.
+        origin: of a run its name, labeler, model and fingerprint (digests), and the model's name; of a file the label
+            column, and by which columns its rows were picked.
         plan: of a run.
         parts: reads them; call it once for each pass.
         columns: a labeler's own ones that its parts hold.
@@ -357,7 +357,13 @@ def label_set(run: RunLabels) -> LabelSet:
     plan = run.plan
     facts = run.plan.facts
     columns = label_columns(own_columns(plan.parts))
-    origin = {"name": plan.name, "labeler": facts.labeler.name, "model": facts.model, "fingerprint": plan.fingerprint}
+    origin = {
+        "name": plan.name,
+        "labeler": facts.labeler.name,
+        "model": facts.model,
+        "model_name": _model_name(run),
+        "fingerprint": plan.fingerprint,
+    }
     if facts.labeler.grades == 0 and SCORE in own_columns(plan.parts):
         return LabelSet(
             where=run.root,
@@ -382,6 +388,13 @@ def label_set(run: RunLabels) -> LabelSet:
         notes=run.notes,
         columns=columns,
     )
+
+
+def _model_name(run: RunLabels) -> str:
+    """Of all engines that made the labels; a model in a folder is called by that."""
+    names = [str(engine.get("model", "")) for engine in run.found.all_engines]
+    shown = [PurePosixPath(name).name if name.startswith(("/", "~")) else name for name in names]
+    return " and ".join(dict.fromkeys(filter(None, shown)))
 
 
 def _ranked_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[pa.RecordBatch]:

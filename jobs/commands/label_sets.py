@@ -1,5 +1,6 @@
 """The commands over sets of labels: `evaluate`, `compare`, `report`, `combine`, `merge` and `convert`."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.output import Exit, TextResult, emit, values_table
 from relabel.jobs.run.progress import check_metrics_file
-from relabel.jobs.sections import JudgedLabels
 from relabel.jobs.tables import check_free, written
-from relabel.jobs.track import track
+from relabel.jobs.track import Tracked, track
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS
@@ -105,7 +105,14 @@ from relabel.manifests.secrets import one_line
     "--track",
     "track_file",
     metavar="FILE",
-    help="Add a line for today to this CSV; exit 5 if agreement fell beyond what chance explains over all lines.",
+    help="Add a line to this CSV, unless one is of these labels; exit 5 if agreement fell beyond what chance explains "
+    "over all lines.",
+)
+@click.option(
+    "--track-date",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="YYYY-MM-DD",
+    help="With --track: the day of the labels.  [default: today, UTC]",
 )
 @click.option("--metrics", metavar="FILE", help="With --track: keep its figures in this Prometheus file.")
 @output_option
@@ -118,6 +125,7 @@ def evaluate(
     where: tuple[str, ...],
     pass_at: str | None,
     track_file: str | None,
+    track_date: datetime | None,
     metrics: str | None,
     output: str,
     **values: Any,
@@ -140,6 +148,8 @@ def evaluate(
     pa.set_memory_pool(pa.system_memory_pool())
     if metrics is not None and track_file is None:
         raise click.UsageError("--metrics: goes with --track.")
+    if track_date is not None and track_file is None:
+        raise click.UsageError("--track-date: goes with --track.")
     options = JudgingOptions(
         grade_map=parse_map(grade_map, "--map"),
         label_map=parse_map(label_map, "--map-labels"),
@@ -153,9 +163,13 @@ def evaluate(
             raise click.UsageError(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
-        judged = judge(labels, options, Storage())[1]
+        rows, judged = judge(labels, options, Storage())
         if track_file is not None:
-            return _track(judged, track_file, metrics, output)
+            if metrics is not None:
+                check_metrics_file(Path(metrics))
+            local_folder(track_file, "--track")
+            day = None if track_date is None else track_date.date().isoformat()
+            return _emit_track(track(rows, judged, track_file, day=day), metrics, output)
         emit(judged, output)
         report_refused(judged.gates)
         return judged.exit_code
@@ -173,14 +187,10 @@ def evaluate(
     return compared.exit_code
 
 
-def _track(judged: JudgedLabels, file: str, metrics: str | None, output: str) -> int:
-    """Keep a look, and say whether the judge has become worse."""
-    if metrics is not None:
-        check_metrics_file(Path(metrics))
-    local_folder(file, "--track")
-    tracked = track(judged, file)
+def _emit_track(tracked: Tracked, metrics: str | None, output: str) -> int:
+    """Say whether the judge has become worse."""
     emit(tracked, output)
-    report_refused(judged.gates)
+    report_refused(tracked.judged.gates)
     if tracked.fall.is_beyond_chance:
         logs.write(f"{tracked.text}.", level="error", event="track")
     failure = tracked.write_metrics(metrics) if metrics is not None else ""

@@ -74,6 +74,55 @@ def test_the_same_day_again_takes_the_place_of_its_line(look: Callable[..., Any]
     assert Path("track.csv").read_bytes() == held
 
 
+def test_the_same_labels_are_no_second_look(look: Callable[..., Any]) -> None:
+    look(0, 40)
+    look(1, 44)
+    held = Path("track.csv").read_bytes()
+    again = look(2, 44)
+    assert "these labels are the look of 2026-11-02 already, so none was added" in again.out
+    assert (again.code, Path("track.csv").read_bytes()) == (0, held)
+    assert look(2, 44, "--output", "json").json["track"]["is_repeated"] is True
+    assert look(3, 40).code == 0, "nor those of an older look"
+    assert Path("track.csv").read_bytes() == held
+    assert look(4, 46, "--output", "json").json["track"]["is_repeated"] is False
+    assert len(lines()) == 3
+
+
+def test_another_run_with_the_same_grades_is_a_look_of_its_own(run: Callable[..., None], relabel: Relabel) -> None:
+    """A judge that answers alike every day is looked at every day."""
+    for number in (1, 2):
+        output = f"out/{number}"
+        run({"output": output})
+        call = ("evaluate", output, "--qrels", "pairs.parquet", "--track", "track.csv")
+        relabel(*call, "--track-date", f"2026-11-0{number}")
+        again = relabel(*call, "--track-date", f"2026-11-0{number + 2}")
+        assert f"the look of 2026-11-0{number} already" in again.out
+    first, second = lines()
+    assert first["fingerprint"] == second["fingerprint"]
+    assert (first["model"], second["model"]) == ("fake", "fake")
+
+
+def test_a_history_is_given_with_its_days_oldest_first(look: Callable[..., Any]) -> None:
+    look(20, 40, "--track-date", "2026-10-01")
+    look(20, 42, "--track-date", "2026-10-02")
+    look(20, 44)
+    assert [line["date"] for line in lines()] == ["2026-10-01", "2026-10-02", "2026-11-21"]
+    look(21, 46, "--track-date", "2026-11-20").refused(2, "2026-11-20", "2026-11-21", "oldest first")
+    look(21, 46, "--track-date", "yesterday").refused(2, "--track-date")
+    assert len(lines()) == 3
+
+
+def test_a_file_of_before_goes_on(look: Callable[..., Any]) -> None:
+    """Its columns stay where they are, and the new one comes last."""
+    look(0, 40)
+    table = [line.rpartition(",")[0] for line in Path("track.csv").read_text().splitlines()]
+    Path("track.csv").write_text("\n".join(table) + "\n")
+    assert "2 looks" in look(1, 44).out
+    before = "date,model,fingerprint,agreement,low,high,pairs,share_0,share_1,share_2"
+    assert Path("track.csv").read_text().splitlines()[0] == f"{before},labels"
+    assert [bool(line["labels"]) for line in lines()] == [False, True]
+
+
 def test_a_fall_beyond_chance_is_exit_5_and_in_the_metrics(look: Callable[..., Any]) -> None:
     for day, wrong in enumerate((40, 42, 38, 44)):
         assert look(day, wrong).code == 0
@@ -91,3 +140,5 @@ def test_what_can_not_be_tracked_is_refused(look: Callable[..., Any], relabel: R
     look(0, 40).refused(3, "track.csv", "date, score")
     assert Path("track.csv").read_text().startswith("date,score")
     relabel("evaluate", "labels.jsonl", "--qrels", "labels.jsonl", "--metrics", "x.prom").refused(2, "--track")
+    day = ("--track-date", "2026-11-01")
+    relabel("evaluate", "labels.jsonl", "--qrels", "labels.jsonl", *day).refused(2, "--track-date")
