@@ -24,6 +24,7 @@ import logging
 import math
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -78,6 +79,10 @@ blame, not the rows.
 """
 CONNECT_S = 10.0
 """Longest wait for a connection."""
+SHORT_WAIT_S = 2.0
+"""A wait that nobody needs to be told of."""
+NO_SERVER_YET = "no-server-yet"
+"""A kind of note."""
 MOST_OUTPUT_TOKENS = 32_768
 """Tokens that an answer without a limit is taken for."""
 
@@ -348,6 +353,7 @@ class ApiClient:
         heard_before = self._num_heard
         tries: list[Unanswered] = []
         is_settled = False
+        begun_s = time.monotonic()
         while True:
             outcome = await self._try(
                 method,
@@ -373,6 +379,8 @@ class ApiClient:
             if outcome.wait_s > self._args.max_wait_s:
                 raise self._refusals.too_long_a_wait(outcome.wait_s)
             self.counts["retries"] += 1
+            if self._num_heard == 0 and not outcome.was_heard:
+                self._say_waiting(outcome.reason, time.monotonic() - begun_s)
             await self._back_off(outcome, len(tries))
         self.counts["given_up"] += 1
         last = tries[-1].reason
@@ -523,8 +531,24 @@ class ApiClient:
 
     async def _back_off(self, outcome: Unanswered, num_tries: int) -> None:
         """Wait before the next try."""
-        bound = min(self._args.max_backoff_s, self._args.backoff_s * 2.0 ** (num_tries - 1))
-        await self.pause(outcome.wait_s + random.uniform(0.0, bound))
+        await self.pause(outcome.wait_s + random.uniform(0.0, self._longest_wait_s(num_tries)))
+
+    def _longest_wait_s(self, num_tries: int) -> float:
+        """Before the next try, after so many."""
+        return min(self._args.max_backoff_s, self._args.backoff_s * 2.0 ** (num_tries - 1))
+
+    def _say_waiting(self, reason: str, took_s: float) -> None:
+        """Say once that no server answers yet, and how long it is tried; not where the end is near.
+
+        Args:
+            took_s: of the first try, which a host that drops packets makes 10 s.
+        """
+        if NO_SERVER_YET in self._noted:
+            return
+        self._noted.add(NO_SERVER_YET)
+        left_s = sum(self._longest_wait_s(count) + took_s for count in range(1, self._args.max_tries))
+        if left_s > SHORT_WAIT_S:
+            logger.warning("no server answers at %s yet (%s): trying for up to %.0f s", self.at, reason, left_s)
 
     async def _blame(self, did: str, why: str) -> None:
         """Count a request without a usable answer, and end the run if the server, rather than single rows, is the

@@ -2,6 +2,7 @@
 and run.
 """
 
+import re
 import socket
 import time
 from collections import Counter
@@ -347,6 +348,22 @@ def test_a_server_that_is_gone_ends_the_run_for_now_whenever_it_goes(serve: Any,
     server.close()
     with pytest.raises(ServerGoneError, match="no server answers"):
         run_all(engine, requests_for(2))
+
+
+def test_a_wait_for_a_server_that_is_not_there_is_said_at_the_first_try(
+    connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    with pytest.raises(ServerGoneError, match="after 6 tries"):
+        connect(url)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(rf"no server answers at {url} yet \(no connection .*\): trying for up to 31 s", said)
+    caplog.clear()
+    with pytest.raises(ServerGoneError, match="after 2 tries"):
+        connect(url, max_tries=2)
+    assert not caplog.records, "a second is no wait that one needs to be told of"
 
 
 def test_a_server_that_fails_every_request_ends_the_run_before_it_quarantines_everything(
