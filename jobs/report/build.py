@@ -423,7 +423,7 @@ def build_report(
     verdict = verdict_section(artifacts, [*decisions, *levels, *fooled])
     sections = [
         verdict,
-        ran_section(artifacts),
+        ran_section(artifacts, tallies),
         lineage_section(artifacts),
         conservation_section(tallies, has_reasons=max_rows > 0),
         labels_section(tallies),
@@ -497,10 +497,12 @@ def model_sections(artifacts: Sequence[Artifact]) -> list[Section]:
     ]
 
 
-def ran_section(artifacts: Sequence[Artifact]) -> Section:
-    """Each artifact with its origin, and the spec of each."""
+def ran_section(artifacts: Sequence[Artifact], tallies: Sequence[RunTally]) -> Section:
+    """Each artifact with its origin, and the spec of each; what is to be known of runs comes first."""
     cards: list[Facts] = []
     notes: list[Paragraph] = []
+    for tally in tallies:
+        notes += [Paragraph(f"{tally.run.name}: {text}", "warn") for text in run_warnings(tally)]
     specs: list[Block] = []
     for artifact in artifacts:
         spec: Any
@@ -508,7 +510,6 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
             case RunArtifact():
                 card = run_facts(artifact)
                 spec = artifact.spec
-                notes += [Paragraph(f"{artifact.name}: {text}", "warn") for text in run_warnings(artifact)]
             case TeacherArtifact():
                 card = teacher_facts(artifact)
                 spec = artifact.manifest.spec

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from relabel.jobs.evaluate import run_pairs
 from relabel.jobs.report.artifacts import DIGITS, RunArtifact, base_name
-from relabel.jobs.run.notices import load_stop, load_warnings
+from relabel.jobs.run.notices import OutsideMass, load_stop, load_warnings
 from relabel.jobs.sections import (
     Badge,
     Block,
@@ -215,10 +215,11 @@ def input_texts(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AN
     return {pair.row_id: pair for pair in pairs}
 
 
-def run_warnings(run: RunArtifact) -> list[str]:
+def run_warnings(tally: RunTally) -> list[str]:
     """What a reader of a run's labels should know, and why it ended early if it did; a sentence each."""
+    run = tally.run
     stopped = None if run.is_finished else load_stop(run.folder.store)
-    warnings = load_warnings(run.folder.store)
+    warnings = load_warnings(run.folder.store, OutsideMass(tally.outside.rows, tally.outside.total))
     if stopped is not None:
         warnings.append(f"stopped at {stopped.text}")
     return warnings

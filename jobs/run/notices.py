@@ -231,18 +231,23 @@ def keep_notices(store: Store, worker: str, jumps: list[GradeJump], outside: Out
         _keep(store, f"{FOLDER}/{worker}.json", Notices(VERSION, jumps, outside))
 
 
-def load_warnings(store: Store) -> list[str]:
-    """What all executions of an output had to warn of. A file that can't be read is left out."""
+def load_warnings(store: Store, outside: OutsideMass | None = None) -> list[str]:
+    """What all executions of an output had to warn of. A file that can't be read is left out.
+
+    Args:
+        outside: of all labels, where the caller has read them: executions that were killed, or had too little outside
+            to warn of it, noted nothing.
+    """
     jumps = list[GradeJump]()
-    outside = OutsideMass()
+    noted = OutsideMass()
     for name in store.names(FOLDER):
         with contextlib.suppress(ValueError):
             values = json.loads(read_if_there(store, name) or b"{}")
             if version_of(values) == VERSION:
                 notices = checked(Notices, values)
                 jumps += notices.jumps
-                outside.add(notices.outside)
-    return warnings_of(jumps, outside)
+                noted.add(notices.outside)
+    return warnings_of(jumps, noted if outside is None else outside)
 
 
 def keep_stop(store: Store, error: RelabelError) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,20 @@ def test_much_mass_outside_the_grades_is_warned_of(turning: type[Turning], write
         assert "on average 0.64 of the model's probability was outside the grades (800 labels)" in shown.out
     turning.outside = 0.3
     assert relabel("run", write_job({**JOB, "output": "out/less"}), "--output", "json").json["warnings"] == []
+
+
+def test_a_report_counts_the_mass_of_all_labels(turning: type[Turning], write_job: Any, relabel: Any) -> None:
+    """Those too of an execution that was killed and noted nothing."""
+    turning.is_gone = True
+    turning.after = 200
+    turning.outside = 0.64
+    assert relabel("run", write_job(JOB)).code == 20
+    shutil.rmtree("out/ecom/notices")
+    turning.is_gone = False
+    turning.after = 10_000
+    assert "(800 labels)" not in relabel("run", write_job(JOB)).out
+    assert relabel("report", "out/ecom", "--to", "report.html").code == 0
+    assert "probability was outside the grades (800 labels)" in Path("report.html").read_text()
 
 
 def test_why_a_run_was_stopped_is_in_its_status_until_it_goes_on(
