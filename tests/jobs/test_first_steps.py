@@ -19,6 +19,7 @@ import yaml
 
 from relabel.jobs.cli import main
 from relabel.jobs.commands.setup import EXTRAS, NEXT, distributions_of
+from relabel.labelers.registry import LABELERS, labeler_class
 from relabel.manifests.errors import ModelError
 from relabel.manifests.models import resolve_model
 from tests.docs.pages import ROOT
@@ -37,6 +38,16 @@ def test_a_fresh_spec_names_its_schema_and_fits_it(relabel: Callable[..., Any], 
     relabel("init", "--kind", kind).refused(2, f"{kind}.yaml: is there already")
     assert f"{NEXT[kind]} sub/a.yaml" in relabel("init", "sub/a.yaml", "--kind", kind).out
     assert Path(f"sub/{kind}.schema.json").is_file()
+
+
+def test_a_fresh_job_says_the_scale_of_every_labeler(relabel: Callable[..., Any], folder: Path) -> None:
+    relabel("init")
+    (comment,) = re.findall("# grades: .*By default (.*); others", Path("job.yaml").read_text())
+    first, second = comment.split(" · ")
+    said = dict.fromkeys(re.findall("[a-z][a-z0-9-]+", first.partition(" have ")[0]), int(first.split()[-2]))
+    said |= dict.fromkeys(re.findall("[a-z][a-z0-9-]+", second), int(second.split()[-1]))
+    fields = {name: labeler_class(name).Options.model_fields["grades"] for name in LABELERS}
+    assert said == {name: field.default for name, field in fields.items() if field.annotation is int}
 
 
 @pytest.mark.parametrize(
