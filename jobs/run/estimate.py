@@ -15,6 +15,7 @@ import numpy as np
 
 from relabel.jobs.job import Job, OpenRun, options_begun_with, start_engine
 from relabel.jobs.output import grid
+from relabel.jobs.run.display import Display
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.rates import Rates, keep_rates, load_rates
@@ -405,7 +406,8 @@ def probe_rates(opened: OpenRun, *, write: Callable[[str], None]) -> Rates | Non
         for line in (*remarks, f"probe: {len(pairs):,} rows; {engine_text(job.spec.labeler.name, facts)}"):
             write(line)
         progress = Progress()  # its clock begins when the engine is there
-        ask_unwritten(job, engine, pairs, progress)
+        with Display(progress, len(pairs)) as display:
+            ask_unwritten(job, engine, pairs, progress, on_progress=display.update)
         return keep_rates(opened, facts, progress, source="probe")
     finally:
         engine.close()

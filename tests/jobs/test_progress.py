@@ -2,6 +2,7 @@
 accepted.
 """
 
+import re
 import stat
 import time
 from collections import Counter
@@ -214,6 +215,18 @@ def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
     with Display(progress, 1000) as display:
         display.update()
     assert capsys.readouterr().err.startswith("1,000 of 1,000 pairs, ")
+
+
+def test_a_probe_shows_its_progress_as_a_run_does(
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    relabel: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(display_module, "LINE_EVERY_S", 0.0)
+    write_pairs()
+    err = relabel("plan", write_job(), "--probe").err
+    assert re.search(r"probe: 16 rows; .*\n(.*\n)*\d+ of 16 pairs · ", err)
 
 
 def test_rows_of_a_chunk_that_a_student_still_scores_are_not_quarantined(
