@@ -26,12 +26,20 @@ from relabel.jobs.compared_systems import (
     SystemFigures,
     pair_sentence,
 )
-from relabel.jobs.evaluate import JudgingOptions, load_pairs, manifest_of_scorer, named_path, open_set, scale_of
-from relabel.manifests.errors import InputError, UsageError
+from relabel.jobs.evaluate import (
+    JudgingOptions,
+    Sides,
+    load_pairs,
+    manifest_of_scorer,
+    named_path,
+    open_set,
+    scale_of,
+)
+from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, place_of
 from relabel.manifests.forms import form_by_suffix
 from relabel.manifests.gold import FROM_GOLD, GOLD, Duplicates, GradeMap, PairGrades, check_scale, grades_by_pair, taken
-from relabel.manifests.label_sets import LabelSet, is_run, no_labels, put_together
+from relabel.manifests.label_sets import LabelSet, is_run, label_set, no_labels, put_together
 from relabel.manifests.labels import codes_of, texts_of
 from relabel.manifests.metrics.metric import places_in_query
 from relabel.manifests.metrics.prediction_powered import (
@@ -519,7 +527,11 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
         is_opinion=comparison.humans is None,
         systems=[system_figures(name, figures[name], comparison, options, made_by[name]) for name in rankings],
         pairs=pairs,
-        warnings=[*warnings_of(comparison, made_by), *grade_warnings(comparison, judged, gold, options)],
+        warnings=[
+            *warnings_of(comparison, made_by),
+            *filter(None, (learned_text(name, ranking, comparison, storage) for name, ranking in rankings.items())),
+            *grade_warnings(comparison, judged, gold, options),
+        ],
         notes=notes,
         plan=judging_plan(comparison, judged_so_far, pairs, options) if options.is_plan else None,
     )
@@ -750,6 +762,33 @@ def _is_of_judge(learned: Mapping[str, Any], labels: LabelSet) -> bool:
     if "path" in learned and place_of(str(learned["path"])) == place_of(labels.where):
         return True
     return any(learned.get(name) and learned[name] == labels.origin.get(name) for name in ("fingerprint", "model"))
+
+
+def learned_text(name: str, ranking: Ranking, comparison: Comparison, storage: Storage) -> str:
+    """That a system is a student which learned from compared queries, as its manifest tells; empty where it did not, or
+    where that is not known: of rankings in files, of students that are gone, and of those of earlier relabels.
+    """
+    if not is_run(ranking.path, storage):
+        return ""
+    try:
+        scores = label_set(open_run_labels(ranking.path, storage, allow_partial=True))
+        sides = Sides([scores], None, storage)
+        if not sides.students or sides.assumed:
+            return ""
+        counts = []
+        for queries in (comparison.queries, comparison.queries.filter(pa.array(comparison.is_gold))):
+            sides.rows_of_side(ranking.path, queries)
+            counts.append(sides.rows.pop(ranking.path)["train"])
+    except RelabelError:  # its split is by text, and the scored input is not there any more
+        return ""
+    learned, learned_gold = counts
+    if not learned:
+        return ""
+    gold = f" ({learned_gold:,} of the {comparison.num_gold:,} gold queries)" if comparison.num_gold else ""
+    return (
+        f"{name}: its student learned from {learned:,} of the {len(comparison.queries):,} compared queries{gold}, and "
+        "ranks these better than new ones. Compare it on queries that it did not learn from."
+    )
 
 
 # ------------------------------------------------------------------------------

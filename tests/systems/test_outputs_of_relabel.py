@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from relabel.distill.students.examples import SIDES, pack_queries, split_queries
 from tests.jobs.conftest import Outcome
 from tests.score.conftest import write_tiny_student
 from tests.systems.conftest import write
@@ -51,6 +52,28 @@ def test_scores_of_the_judges_student_are_known(
         maker == "student"
     )
     assert done.json["systems"][0]["documents"] == 24
+
+
+def test_queries_that_a_student_learned_from_are_counted(judged: Callable[[str], None], relabel: Relabel) -> None:
+    """Whose labels they were does not matter: the student has seen them."""
+    judged("other.parquet")
+    call = ("systems", "out/scores", "a.run", "--labels", "out/ecom", "--gold", "pairs.parquet", "--output", "json")
+    assert not any("learned from" in text for text in relabel(*call).json["warnings"]), "its split is not known"
+    queries = [f"q{number}" for number in range(6)]
+    side_of = dict(zip(queries, split_queries(queries, dev=0.25, test=0.4, seed=6).tolist(), strict=True))
+    sides = {name: {"rows": 1, "queries": 1} for name in SIDES}
+    split = {"by": "query_id", "seed": 6, "shares": {"dev": 0.25, "test": 0.4}, "sha256": "0" * 64, **sides}
+    manifest = json.loads(Path("student/manifest.json").read_bytes())
+    for number, learned in enumerate((queries, queries[:2], [])):
+        manifest["split"] = {**split, "learned_queries": pack_queries(set(learned), 6)}
+        Path("student/manifest.json").write_text(json.dumps(manifest))
+        scores = f"out/scores-{number}"
+        assert relabel("score", "student", "--input", "pairs.parquet", "--to", scores).code == 0
+        count = sum(side_of[query] == SIDES.index("train") for query in learned)
+        warnings = relabel("systems", f"new={scores}", *call[2:]).json["warnings"]
+        said = f"new: its student learned from {count} of the 6 compared queries ({count} of the 6 gold queries), and "
+        assert [text.startswith(said) for text in warnings if "learned from" in text] == ([True] if count else [])
+    assert relabel("systems", "new=out/scores-0", *call[2:]).code == 0
 
 
 def test_the_judges_own_run_as_a_system_is_known(judged: Callable[[str], None], relabel: Relabel) -> None:
