@@ -13,7 +13,7 @@ from relabel.jobs.output import Summary, emit, note
 from relabel.jobs.pairs.chunks import CHUNK_COUNTS, add_cosines, chunk_pairs, open_compared, token_counter, tree_pairs
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs
 from relabel.jobs.pairs.context import with_context
-from relabel.jobs.pairs.queries import QueryRule, made_pairs
+from relabel.jobs.pairs.queries import TITLE, QueryRule, made_pairs
 from relabel.jobs.pairs.unjudged import unjudged_pairs
 from relabel.jobs.score import local_student
 from relabel.jobs.systems import SystemsOptions
@@ -487,6 +487,11 @@ def queries(
     if counts["queries"] < rule["queries"] and not rule["queries_in"] and not rule["by"]:
         note(
             f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"
+        )
+    if counts.get("cut_from") not in (None, TITLE, rule["column"]):
+        note(
+            f"the documents have no column `{TITLE}`: queries are phrases of sentences, many of which nobody would "
+            "type. A column of titles or keywords gives better ones (--column), and a model (--by): docs/pairs.md"
         )
     return emit(
         Summary(

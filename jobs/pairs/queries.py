@@ -28,6 +28,7 @@ from relabel.manifests.process import require
 from relabel.manifests.run_labels import RunLabels, open_run_labels
 from relabel.manifests.secrets import redacted_values
 
+TITLE = "title"
 _LEAST_DOCUMENTS = 3
 """A word of a query is in so many documents, so that there is something to rank."""
 _MOST_SHARE = 0.1
@@ -76,7 +77,7 @@ def made_pairs(
     *,
     unlike: Sequence[str] = (),
     allow_partial: bool = False,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Write pairs of made queries: each with its own document and with those at the rule's places of a ranking.
 
     Holds the distinct documents in memory. Of documents with one text the first counts.
@@ -86,7 +87,7 @@ def made_pairs(
         allow_partial: take a run (`rule.by`) that is not finished, or over its quarantine limit.
     Returns:
         Number of documents, queries and pairs; of a run, its rows without a query, and its queries about other
-        documents, too.
+        documents, too; of queries that were cut, the column that they were cut out of (`cut_from`).
     Raises:
         InputError: a file or column is off, or no query can be made.
         ManifestError: `rule.by` is no finished run over the input that it was planned for, or `rule.candidates` no
@@ -103,7 +104,7 @@ def made_pairs(
     elif rule.queries_in:
         queries = _written(documents)
     else:
-        queries = _cut(documents, rule)
+        queries = _cut(documents, rule, is_prose=rule.column is None and source != TITLE)
     is_cut = run is None and not rule.queries_in
     made: dict[str, int] = {}
     num_elsewhere = 0
@@ -149,7 +150,9 @@ def made_pairs(
             row |= {"origin": origin, "share": share}
             rows.append(row)
     facts = asdict(rule) | {"documents": len(documents), "unlike": list(unlike)}
-    counts = {"documents": len(documents), "queries": len(made), "pairs": len(rows)}
+    counts: dict[str, Any] = {"documents": len(documents), "queries": len(made), "pairs": len(rows)}
+    if is_cut:
+        counts["cut_from"] = source
     if run is not None:
         facts["run"] = run.plan.fingerprint
         counts["without_query"] = run.found.tally.num_quarantined
@@ -296,8 +299,12 @@ def _asked(run: RunLabels, number_of: Mapping[str, int], storage: Storage) -> It
             yield query, number_of.get(text)
 
 
-def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple[str, int]]:
-    """Whole phrases of one sentence or line, each with the number of its document."""
+def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule, *, is_prose: bool) -> Iterator[tuple[str, int]]:
+    """Whole phrases of one sentence or line, each with the number of its document.
+
+    Args:
+        is_prose: they are cut out of sentences, in which more words say nothing than in titles: `can`, `before`, `who`.
+    """
     if not documents:
         return
     num_with_word = Counter[str]()
@@ -305,7 +312,7 @@ def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple
         for text in _texts(document["source"]):
             num_with_word.update(set(_words(text)))
     most = max(_FEW, _MOST_SHARE * len(documents))
-    breaks = _stop_words(rule.language)
+    breaks = _stop_words(rule.language, is_prose=is_prose)
     breaks.update(word for word, count in num_with_word.items() if count > most)
     rng = random.Random(rule.seed)
     drawn = []
@@ -332,10 +339,12 @@ class _Run(NamedTuple):
     after: str | None
 
 
-def _stop_words(language: str) -> set[str]:
+def _stop_words(language: str, *, is_prose: bool) -> set[str]:
     stop_words = require("bm25s.stopwords", extra="pairs", purpose="relabel pairs queries")
-    name = "EN" if language == "english" else language.upper()
-    return set(getattr(stop_words, f"STOPWORDS_{name}"))
+    names = ["EN"] if language == "english" else [language.upper()]
+    if is_prose and language == "english":
+        names.append("EN_PLUS")  # of English alone bm25s has a short list and a long one
+    return {word for name in names for word in getattr(stop_words, f"STOPWORDS_{name}")}
 
 
 def _phrases(source: Any, breaks: Set[str]) -> Iterator[list[str]]:

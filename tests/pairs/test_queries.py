@@ -96,6 +96,25 @@ def test_a_query_is_a_whole_phrase_of_several_words(docs: Path) -> None:
     assert "mat gray" not in queries, "no phrase goes across a mark"
 
 
+def test_passages_without_titles_give_no_halves_of_sentences_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(5)
+    texts = [f"who can {one} {two} before it does" for one, two in (rng.sample(WORDS[:9], 2) for _ in range(150))]
+    texts = [f"{text} {number}" for number, text in enumerate(texts)]
+    # most documents lack these words, so that only a list of stop words knows them
+    others = [f"n{number} stands alone" for number in range(600)]
+    table = {"doc_id": [f"d{number}" for number in range(750)], "document": [*texts, *others]}
+    pq.write_table(pa.table(table), tmp_path / "passages.parquet")
+    queries = {str(row["query"]) for row in made(tmp_path / "passages.parquet", "--queries", "40")}
+    said = "the documents have no column `title`"
+    assert said in capsys.readouterr().err
+    assert queries
+    assert all(set(words(query)) <= set(WORDS[:9]) for query in queries)
+    made(tmp_path / "passages.parquet", "--queries", "40", "--column", "document")
+    assert said not in capsys.readouterr().err, "it was asked for"
+
+
 def test_single_words_are_queries_on_request(docs: Path) -> None:
     write_products(docs)
     queries = {str(row["query"]) for row in made(docs, "--min-words", "1", "--max-words", "1")}
