@@ -152,12 +152,15 @@ class StoredRecord:
         body: what is signed, of the shape that `puller.BODIES` gives.
         signatures: of the whole body; not checked yet.
         tag: of the record as it was read, which a compare and swap holds it to; empty for one that is not written yet.
+        refused_by: of a version, the gates that it failed when it was published. They lie next to the body: they are
+            no contents, so that the same bundle is the same version with and without them.
     """
 
     kind: ClassVar[str]
     body: dict[str, Any]
     signatures: tuple[Signature, ...] = ()
     tag: str = ""
+    refused_by: tuple[str, ...] = ()
 
     @classmethod
     def path_of(cls, name: str, at: str) -> str:
@@ -184,7 +187,7 @@ class StoredRecord:
             at,
             f"{bundle_store.url}/{path}",
         )
-        return cls(parsed.body, tuple(parsed.signatures), tag)
+        return cls(parsed.body, tuple(parsed.signatures), tag, tuple(parsed.refused_by))
 
     @classmethod
     def load(cls, bundle_store: Store, name: str, at: str) -> Self:
@@ -240,7 +243,10 @@ class StoredRecord:
 
     def record(self) -> bytes:
         """The record as it is written."""
-        return readable_json({"kind": self.kind, "format": 1, "body": self.body, "signatures": list(self.signatures)})
+        held = {"kind": self.kind, "format": 1, "body": self.body, "signatures": list(self.signatures)}
+        if self.refused_by:
+            held["refused_by"] = list(self.refused_by)
+        return readable_json(held)
 
     def is_signed_by(self, key: SigningKey) -> bool:
         """Whether this key signed all that the record holds; a key id alone proves nothing."""
@@ -261,7 +267,7 @@ class StoredRecord:
 
 class Version(StoredRecord):
     """A version of a published bundle, written once and last, after all its objects. Its body never changes;
-    signatures are added to it, and each is of the whole body.
+    signatures are added to it, each of the whole body, and which gates it failed.
     """
 
     kind = "version"
@@ -289,6 +295,7 @@ class Version(StoredRecord):
             "files": len(self.files),
             "size_bytes": sum(file.size_bytes for file in self.files),
             "signed_by": self.signed_by,
+            "refused_by": list(self.refused_by),
         }
 
 
@@ -479,6 +486,7 @@ def publish(
     key: SigningKey | None = None,
     rereads: bool = False,
     is_anyway: bool = False,
+    refused_by: Sequence[str] = (),
 ) -> Published:
     """Make a bundle a version, and point a channel at it if one is given.
 
@@ -490,6 +498,7 @@ def publish(
         key: to sign version and pointer with.
         rereads: prove every object by reading it back, those of a published version too, and repair what is damaged.
         is_anyway: point the channel at a student that beats no baseline, too.
+        refused_by: gates of an audit that it failed; kept with the version, as the baselines that it does not beat.
     Raises:
         GateError: a channel is to be moved to a student that is no better than a baseline; nothing was uploaded.
         ManifestError: the version is there with other contents.
@@ -497,12 +506,14 @@ def publish(
         LockHeldError: gc is removing something that this version needs.
         StoreError: store or disk fail.
     """
+    below = _below_baselines(bundle.facts)
     if channel is not None and not is_anyway:
-        _check_baselines(bundle.facts, str(bundle.folder), "Nothing was uploaded, and the channel is where it was.")
+        _refuse_below(below, str(bundle.folder), "Nothing was uploaded, and the channel is where it was.")
     name = check_name(name or bundle.name, "name")
     at = check_name(version or bundle.version, "version")
     files = [file._asdict() for file in bundle.all_files]
-    wanted = Version({"kind": Version.kind, "name": name, "version": at, "files": files})
+    remarks = tuple(_as_remark(text) for text in [*refused_by, *below])
+    wanted = Version({"kind": Version.kind, "name": name, "version": at, "files": files}, refused_by=remarks)
     # read first, so that a move made during a long upload is not overruled
     pointer = None if channel is None else _find_channel(bundle_store, name, channel, key)
     if Channel.find(bundle_store, name, at) is not None:
@@ -595,10 +606,15 @@ def _check_same(bundle_store: Store, published: Version | None, version: Version
 
 
 def _write_version(bundle_store: Store, version: Version, published: Version | None, key: SigningKey | None) -> bool:
-    """Write a version's record if there is none, and add our signature if it lacks it; whether anything was written."""
+    """Write a version's record if there is none, and add our signature if it lacks it, and what refuses it now;
+    whether anything was written.
+    """
     for _ in range(_SWAPS):
         _check_same(bundle_store, published, version)
-        signed = (published or version).signed(key)
+        told = published or version
+        if version.refused_by and told.refused_by != version.refused_by:
+            told = replace(told, refused_by=version.refused_by)
+        signed = told.signed(key)
         if signed is published:
             return False
         if signed.write(bundle_store, published):
@@ -607,21 +623,32 @@ def _write_version(bundle_store: Store, version: Version, published: Version | N
     raise TransientError(f"{bundle_store.url}/{version.path}: others keep signing it. Run the same command again.")
 
 
-def _check_baselines(facts: Mapping[str, Any], where: str, outcome: str) -> None:
-    """Compare the student's figures on its test split, as a bundle carries them, with its baselines; older bundles have
-    none.
+def _as_remark(text: str) -> str:
+    """As a record holds it: ASCII of one line, 100 characters at most."""
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)[:100]
 
-    Args:
-        outcome: how things are after a refusal, a sentence.
+
+def _below_baselines(facts: Mapping[str, Any]) -> list[str]:
+    """Where the student is no better than a baseline on its test split, by the figures that a bundle carries; older
+    bundles have none.
     """
     test: Any = facts
     for name in ("lineage", "student", "metrics", "test"):
         test = test.get(name) if isinstance(test, dict) else None
     if not isinstance(test, dict) or not test.get("baselines"):
-        return
+        return []
     from relabel.manifests.metrics.evaluation import Baselines, not_beaten  # brings numpy, which a move does without
 
-    below = not_beaten(test["student"], checked(Baselines, test["baselines"]))
+    return not_beaten(test["student"], checked(Baselines, test["baselines"]))
+
+
+def _refuse_below(below: Sequence[str], where: str, outcome: str) -> None:
+    """
+    Args:
+        outcome: how things are after a refusal, a sentence.
+    Raises:
+        GateError: the student is no better than a baseline.
+    """
     if below:
         raise GateError(
             f"{where}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a better "
@@ -652,7 +679,8 @@ def set_channel(
     check_whole(bundle_store, wanted)
     if not is_anyway:
         facts = facts_of(bundle_store, wanted)
-        _check_baselines(facts, f"{bundle_store.url}/{name}: version {version}", "The channel is where it was.")
+        where = f"{bundle_store.url}/{name}: version {version}"
+        _refuse_below(_below_baselines(facts), where, "The channel is where it was.")
     return _move(
         bundle_store,
         channel,

@@ -284,6 +284,8 @@ class Record(NamedTuple):
     where: str
     body: dict[str, Any]
     signatures: list[dict[str, str]]
+    refused_by: Sequence[str] = ()
+    """Of a version: gates that it failed when it was published. Not signed: a remark, which refuses nothing."""
 
     @property
     def sha256(self) -> str:
@@ -302,9 +304,10 @@ class Record(NamedTuple):
 def parse_record(data: bytes, kind: str, name: str, at: str, where: str) -> Record:
     """The record of a channel or version, with all checks that need no other file."""
     held = strict_json(data, where)
-    body, signatures = held.get("body"), held.get("signatures")
+    body, signatures, refused_by = held.get("body"), held.get("signatures"), held.get("refused_by", [])
     is_one = (held.get("kind"), held.get("format")) == (kind, 1) and fits(body, BODIES[kind])
     is_one = is_one and fits(signatures, [SIGNATURE]) and len(signatures or ()) <= 16
+    is_one = is_one and fits(refused_by, [TEXT]) and len(refused_by) <= 100
     if not is_one or body is None or signatures is None:
         raise Refused(BAD, f"{where}: no {kind} of format 1.")
     need((body["name"], body[kind]) == (name, at), f"{where}: is another {kind}'s record.")
@@ -317,7 +320,7 @@ def parse_record(data: bytes, kind: str, name: str, at: str, where: str) -> Reco
             first > 0 and sequences == list(range(first, first + len(sequences))),
             f"{where}: its sequence does not rise by one with every move.",
         )
-    return Record(kind, where, body, signatures)
+    return Record(kind, where, body, signatures, refused_by)
 
 
 def read_record(store: Store, kind: str, name: str, at: str) -> Record | None:
@@ -662,8 +665,11 @@ def sync(path: Path) -> None:
 # The pull: what may be trusted first, then files, then the link.
 
 
+ALTHOUGH = "was published although this refuses it: "
+
+
 class Pulled(NamedTuple):
-    """What a pull did; `is_held` where it left a version that somebody rolled back to."""
+    """What a pull did; `is_held` where it left a version that somebody rolled back to; `refused_by` as of a record."""
 
     dest: Path
     served: Served
@@ -671,6 +677,7 @@ class Pulled(NamedTuple):
     is_held: bool = False
     fetched_bytes: int = 0
     repaired: str = ""
+    refused_by: Sequence[str] = ()
 
     def __str__(self) -> str:
         by = f" ({self.served.channel}, sequence {self.served.sequence})" if self.served.channel else ""
@@ -679,6 +686,8 @@ class Pulled(NamedTuple):
             notes.append(f"repaired what was damaged: {self.repaired}")
         if self.is_held:
             notes.append("left so after a rollback until the channel moves on (--unhold follows now)")
+        if self.refused_by:
+            notes.append(f"it {ALTHOUGH}{'; '.join(self.refused_by)}")
         return f"{self.dest}: serves {self.served.version}{by}, {'; '.join(notes)}."
 
 
@@ -933,7 +942,7 @@ def pull(
                 fault = dest.fault(to) or f"{dest.folder}/.pull.json: is not what the store says of {to.version}"
             if to == served and not fault:
                 dest.tidy(noted)
-                return Pulled(dest.folder, served)
+                return Pulled(dest.folder, served, refused_by=version.refused_by)
             to = replace(to, folder=fetch(store, dest, noted, version, counted))
         else:
             folder = fetch(store, dest, noted, version, counted)
@@ -950,7 +959,8 @@ def pull(
                 state = replace(state, held={one: upto for one, upto in state.held.items() if one != to.channel})
             state = dest.switch(state, to, keep)
         dest.tidy(state)
-        return Pulled(dest.folder, to, bool(fault) or was != dest.path_of(to), is_held, fetched[0], fault)
+        has_switched = bool(fault) or was != dest.path_of(to)
+        return Pulled(dest.folder, to, has_switched, is_held, fetched[0], fault, version.refused_by)
 
 
 def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:

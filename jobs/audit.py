@@ -729,22 +729,32 @@ def read_audit(path: Path) -> AuditResult:
     )
 
 
-def refuse_failed_audit(bundle: Bundle) -> None:
-    """Refuse a bundle whose audit, or whose student's, failed a gate. Audits are looked for next to it.
+def failed_audits(bundle: Bundle) -> dict[Path, list[str]]:
+    """The gates that a bundle or its student failed, by audit. Audits are looked for next to the bundle.
 
     Raises:
-        GateError: names the gates.
         ManifestError: an audit is damaged.
     """
     lineage = bundle.facts.get("lineage")
     student = lineage.get("student") if isinstance(lineage, dict) else None
     digest = student.get("digest") if isinstance(student, dict) else None
+    failed = {}
     for path in sorted(measurements_folder(bundle.folder).parent.glob(f"*/audit/{AUDIT_NAME}")):
         result = read_audit(path)
         is_of_bundle = result.manifest_sha256 == bundle.manifest.sha256 or result.model_digest == digest
         if is_of_bundle and result.refused:
-            refused = "; ".join(str(verdict) for verdict in result.refused)
-            raise GateError(
-                f"{bundle.folder}: {path} failed: {refused}. Train a better student, or point the channel at it with "
-                f"--anyway. Nothing was uploaded, and the channel is where it was. See {PAGE}."
-            )
+            failed[path] = [str(verdict) for verdict in result.refused]
+    return failed
+
+
+def refuse_failed_audit(bundle: Bundle, failed: Mapping[Path, Sequence[str]]) -> None:
+    """
+    Raises:
+        GateError: an audit failed; names the gates.
+    """
+    if failed:
+        path, verdicts = next(iter(failed.items()))
+        raise GateError(
+            f"{bundle.folder}: {path} failed: {'; '.join(verdicts)}. Train a better student, or point the channel at "
+            f"it with --anyway. Nothing was uploaded, and the channel is where it was. See {PAGE}."
+        )

@@ -1,5 +1,6 @@
 """The commands over bundles: export, build-engine, bench, conform, publish, channel, rollback, list, show, gc."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -31,6 +32,7 @@ from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.publishing import (
     Channel,
     SigningKey,
+    Version,
     bundle_in,
     bundles_in,
     channel_names,
@@ -41,10 +43,11 @@ from relabel.export.publishing import (
     version_in,
 )
 from relabel.export.publishing import publish as publish_bundle
+from relabel.export.puller import ALTHOUGH
 from relabel.export.specs import BenchSpec, ExportSpec
 from relabel.export.tensorrt_engines import build_into
 from relabel.jobs import logs
-from relabel.jobs.audit import refuse_failed_audit
+from relabel.jobs.audit import failed_audits, refuse_failed_audit
 from relabel.jobs.commands.options import (
     Number,
     given_parameters,
@@ -60,7 +63,7 @@ from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
 from relabel.jobs.transfers import TransferDisplay
-from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError, UsageError
+from relabel.manifests.errors import ConfigError, ManifestError, RelabelError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
 from relabel.manifests.metrics.evaluation import GateVerdict, parse_flag
@@ -110,15 +113,17 @@ def publish(
     Every file's digest is checked before and after it is uploaded. The same bundle again uploads nothing and exits 10.
     If it is killed or cut off, the same command does what is left. If another process moved the channel meanwhile, it
     exits 20. A channel is not pointed at a student that is no better than a baseline on its test split (a constant
-    grade, BM25), or that failed a gate of `relabel audit`, unless --anyway is given: exit 5.
+    grade, BM25), or that failed a gate of `relabel audit`, unless --anyway is given: exit 5. What refuses it is kept
+    with the version, and `channel set`, `show` and `pull` say it.
     """
     bundle_store = open_bundle_store(url, Storage())
     key = None if sign_key is None else SigningKey(sign_key)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
         opened = open_bundle(local_folder(bundle, "BUNDLE"))
+        failed = failed_audits(opened)
         if channel is not None and not anyway:
-            refuse_failed_audit(opened)
+            refuse_failed_audit(opened, failed)
         done = publish_bundle(
             opened,
             bundle_store,
@@ -129,6 +134,7 @@ def publish(
             key=key,
             rereads=reread,
             is_anyway=anyway,
+            refused_by=[verdict for verdicts in failed.values() for verdict in verdicts],
         )
     code = Exit.DONE if done.has_changed else Exit.NOTHING_TO_DO
     result = {
@@ -202,6 +208,10 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
 
 def _emit_move(bundle_store: Store, moved: Channel, output: str, code: Exit) -> int:
     known = {key: moved.head[key] for key in ("version", "sequence", "reason")}
+    with contextlib.suppress(RelabelError):  # the move is made, whatever becomes of the remark
+        version = Version.load(bundle_store, moved.name, moved.head["version"])
+        if version.refused_by:
+            note(_remark(version.about()))
     return emit(
         Summary(
             f"{moved.name}@{moved.at}: points to {known['version']}",
@@ -273,7 +283,13 @@ def _shown_bundle(url: str, bundle: dict[str, Any]) -> TextResult:
         sorted(bundle["channels"], key=lambda channel: channel["moved"], reverse=True),
     )
     text = f"{url}/{bundle['name']}, newest first. All moves: --output json\n{versions}\n{channels}"
+    text += "".join(f"\n{_remark(version)}" for version in bundle["versions"] if version["refused_by"])
     return TextResult(text, {"url": url, **bundle})
+
+
+def _remark(version: dict[str, Any]) -> str:
+    """What spoke against a version when it was published, in a line."""
+    return f"version {version['version']} {ALTHOUGH}{'; '.join(version['refused_by'])}"
 
 
 def _shown_version(url: str, name: str, version: dict[str, Any]) -> TextResult:
@@ -283,6 +299,8 @@ def _shown_version(url: str, name: str, version: dict[str, Any]) -> TextResult:
             facts.append((key, value_text(value)))
     files = _table(("path", "size_bytes", "sha256"), version["list"])
     text = f"{url}/{name}: version {version['version']}. All of it: --output json\n{grid(facts)}\n{files}"
+    if version["refused_by"]:
+        text += f"\n{_remark(version)}"
     return TextResult(text, {"url": url, "name": name, **version})
 
 

@@ -139,6 +139,7 @@ def _emit_pull(pulled: Pulled, destination: ServingFolder, output: str) -> int:
         "is_held": pulled.is_held,
         "fetched_bytes": pulled.fetched_bytes,
         "repaired": [pulled.repaired] if pulled.repaired else [],
+        "refused_by": list(pulled.refused_by),
         "exit_code": int(code),
     }
     return emit(TextResult(str(pulled), result), output, code)

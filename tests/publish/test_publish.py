@@ -489,3 +489,23 @@ def test_a_channel_takes_a_student_below_a_baseline_with_anyway_alone(
     assert not (tmp_path / "store" / "ecom" / "channels").exists()
     assert relabel(*moves, "--anyway").code == 0
     assert relabel("publish", str(folder), store, "--channel", "candidate", "--anyway").code == 0
+    said = f"was published although this refuses it: {named}"
+    for command in (moves, ("show", f"{store}/ecom@stable"), ("show", f"{store}/ecom")):
+        done = relabel(*command, *(["--anyway"] if command is moves else []))
+        assert said in done.out + done.err, command
+    assert said in relabel("pull", f"{store}/ecom", str(tmp_path / "served")).out
+    assert said in relabel("pull", f"{store}/ecom", str(tmp_path / "served")).out, "where it serves already, too"
+
+
+def test_what_refused_a_version_stays_with_it_and_makes_it_no_other(
+    local_bundle_store: Store, bundle: Callable[..., Path]
+) -> None:
+    """Nor does it break a signature, or go where a machine without the audit publishes again."""
+    plain_one = publish_to(local_bundle_store, bundle("one"), channel="stable")
+    told = publish_to(local_bundle_store, bundle("one"), channel="stable", refused_by=["stuffing is 0.8", "ß" * 200])
+    assert told.version.sha256 == plain_one.version.sha256
+    assert told.has_changed
+    again = publish_to(local_bundle_store, bundle("one"), channel="stable")
+    assert not again.has_changed
+    version = Version.load(local_bundle_store, "ecom", plain_one.version.at)
+    assert version.refused_by == ("stuffing is 0.8", "?" * 100)
