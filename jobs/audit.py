@@ -508,7 +508,7 @@ class Audited:
         figures = move_figures(moves, directions, query_ids, step=STEP * scale, seed=options.seed)
         probes = [self._probe_result(probe, moves, figures, STEP * scale) for probe in self.probes]
         shares = {result.probe: result.moved.value for result in probes}
-        gates = [judge_gate(gate, shares, None) for gate in options.gates]
+        gates = [with_interval(judge_gate(gate, shares, None), probes) for gate in options.gates]
         engine = self.everything.engine()
         has_passed = all(verdict.has_passed for verdict in gates)
         return AuditResult(
@@ -577,6 +577,14 @@ class Audited:
             )
             examples.append(example)
         return examples
+
+
+def with_interval(verdict: GateVerdict, probes: Sequence[ProbeResult]) -> GateVerdict:
+    """A gate's verdict with the interval of its share, if that has one."""
+    moved = next(probe.moved for probe in probes if probe.probe == verdict.figure)
+    if moved.low is None or moved.high is None:
+        return verdict
+    return replace(verdict, interval=[moved.low, moved.high])
 
 
 def difference_of(figure: MetricValue) -> Difference:

@@ -622,12 +622,18 @@ def top_texts(verdicts: Sequence[str], side: SideCut) -> list[Paragraph]:
 def closing_blocks(notes: Sequence[str], gates: Sequence[GateVerdict], names: Sequence[str] = ()) -> list[Block]:
     """Remarks, then the result of each `--require`; `names` are the students that the gates judge, where several."""
     rows: list[list[Cell]] = []
+    has_intervals = any(gate.interval is not None for gate in gates)
     for gate in gates:
         badge = Badge("passed", "good") if gate.has_passed else Badge("refused", "bad")
-        rows.append([gate.gate, badge, gate.value, gate.bound])
+        row: list[Cell] = [gate.gate, badge, gate.value, gate.bound]
+        if has_intervals:
+            row.insert(3, "" if gate.interval is None else interval_text(Difference(gate.value, *gate.interval)))
+        rows.append(row)
     if not rows:
         return [Remarks(notes)]
     head = ["gate", "verdict", "value", "bound"]
+    if has_intervals:
+        head.insert(3, "95 % interval")
     if names:
         head = ["student", *head]
         rows = [[name, *row] for name, row in zip(names, rows, strict=True)]

@@ -7,7 +7,6 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -217,9 +216,11 @@ def check_grade_options(
 
 def report_refused(verdicts: Iterable[GateVerdict]) -> None:
     """Say on stderr which gates refused."""
+    from relabel.manifests.records import as_object  # brings pydantic, which `--help` does without
+
     for verdict in verdicts:
         if not verdict.has_passed:
-            logs.write(f"gate {verdict}.", level="error", event="gate", **asdict(verdict))
+            logs.write(f"gate {verdict}.", level="error", event="gate", **as_object(verdict))
 
 
 def local_folder(text: str, what: str) -> Path:

@@ -479,7 +479,8 @@ class GateVerdict:
 
     Args:
         value, bound: the figure and what it was compared with; None where one is undefined, which never passes.
-        has_passed: whether it holds.
+        has_passed: whether it holds, for the value itself.
+        interval: 95 % interval of the value, beside which a verdict is read; None where the caller knows none.
     """
 
     gate: str
@@ -487,9 +488,13 @@ class GateVerdict:
     value: float | None
     bound: float | None
     has_passed: bool
+    interval: list[float] | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
 
     def __str__(self) -> str:
         value, bound = ("undefined" if number is None else f"{number:.4f}" for number in (self.value, self.bound))
+        if self.interval is not None:
+            low, high = self.interval
+            value += f" ({low:.4f} to {high:.4f})"
         return f"{self.gate}: {'passed' if self.has_passed else 'refused'}, {self.figure} is {value}, the bound {bound}"
 
 

@@ -29,7 +29,10 @@ def test_a_judge_that_counts_words_fails_stuffing_and_passes_length(relabel: Rel
     assert relabel("audit", job, "--require", "padded<=0", "--require", "repeated<=0").code == 0
     outcome = relabel("audit", job, "--require", "stuffing<=0.05", "--output", "json")
     assert outcome.code == outcome.json["exit_code"] == 5
-    assert "stuffing<=0.05: refused, stuffing is 0.8333" in outcome.err
+    low, high = (by_probe(outcome)["stuffing"]["moved"][end] for end in ("low", "high"))
+    said = f"stuffing<=0.05: refused, stuffing is 0.8333 ({low:.4f} to {high:.4f}), the bound 0.0500"
+    assert said in outcome.err
+    assert outcome.json["gates"][0]["interval"] == [low, high]
     probes = by_probe(outcome)
     assert list(probes) == WITHOUT_ORDER
     # 20 of 24 documents lack the number, one word of the three of the query
@@ -71,6 +74,16 @@ def test_each_weakness_is_found_by_its_probe_and_by_no_other(
 ) -> None:
     outcome = relabel("audit", judged_by(judge), "--output", "json")
     assert {name for name, probe in by_probe(outcome).items() if probe["moved"]["value"] > 0.5} == weak
+
+
+def test_a_gate_compares_the_share_itself_and_shows_its_interval(relabel: Relabel, judged_by: JudgedBy) -> None:
+    """Not an end of the interval: few rows, whose interval is wide, would pass or fail whatever the judge does."""
+    job = judged_by("CountsWords")
+    assert relabel("audit", job, "--require", "stuffing<=0.84").code == 0
+    outcome = relabel("audit", job, "--require", "stuffing<=0.83")
+    assert outcome.code == 5
+    assert "95 % interval" in outcome.out.splitlines()[-2]
+    assert "refused" in outcome.out.splitlines()[-1]
 
 
 def test_a_gate_of_the_job_is_the_exit_code(relabel: Relabel, judged_by: JudgedBy) -> None:
