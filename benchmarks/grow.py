@@ -112,6 +112,7 @@ def encoder_student(data: pl.DataFrame, folder: Path) -> Student:
 
 def frozen_features(data: pl.DataFrame) -> np.ndarray:
     """|u - v| and u * v of a bi-encoder's vectors, [N, 2D]."""
+    fetch_model(MODEL, Storage())
     source = resolve_model(MODEL).path
     tokenizer, model = AutoTokenizer.from_pretrained(source), AutoModel.from_pretrained(source).eval()
     texts = sorted({*data["query"], *data["title"]}, key=lambda text: (len(text), text))
