@@ -1,5 +1,5 @@
-"""A7: judges call irrelevant passages relevant when they hold the query's words (arXiv:2501.17969). Here nobody put
-the words there. A student of each judge is asked the same.
+"""A7: judges call irrelevant passages relevant more often where they hold the query's words (after arXiv:2501.17969,
+which puts them there; here nobody did). A student of each judge is asked the same.
 
 The rule for students, set before their first run. For each judge of DL 2019 (of DL 2020, too, at first: cut for its CPU
 time before any figure was seen), queries are split into five parts. A ridge regression learns from four parts which
@@ -77,10 +77,11 @@ def claim(folder: Path) -> Claim:
     students_B = np.mean([one.shares for one in students], axis=0)
     return Claim(
         name="stuffing",
-        title="Judges call irrelevant passages relevant if they hold the query's words",
+        title="Judges call irrelevant passages relevant more often where they hold the query's words",
         source="arXiv:2501.17969",
         answer=f"Of passages that humans call irrelevant, judges call {shares_B[-1]:.0%} relevant if all words of the "
-        f"query are in them, and {shares_B[0]:.0%} if less than a quarter are.",
+        f"query are in them, and {shares_B[0]:.0%} if less than a quarter are. Nobody put the words there, so that "
+        "they are the cause is not shown.",
         here=verdict(rise, 0),
         there=NO_N,
         n=Row(
@@ -107,9 +108,10 @@ def claim(folder: Path) -> Claim:
         ],
         how="Words are compared in lower case, function words included; relevant is as in "
         "[overrating](overrating.md). The line is 0. The paper injects words into passages; here nobody did, so "
-        "passages with more words may also be closer to the subject than the human's grade 0 shows. The rise is an "
-        "upper bound of what words alone do. A student is a ridge regression on frozen vectors, learns from its "
-        "judge's labels of other queries, and calls as many passages relevant as its judge.",
+        "“holds” is about a difference between passages, not about an attack. Passages with more of the words may "
+        "also be closer to the subject than the human's grade 0 shows. What words alone do to a judge, an "
+        "[audit](../audit.md) asks: it puts them there. A student is a ridge regression on frozen vectors, learns from "
+        "its judge's labels of other queries, and calls as many passages relevant as its judge.",
         gpu="newer judges, and students that are trained whole: `umbrela`, then `relabel distill`",
         draw=lambda axes: draw(axes, found, shares_B, students_B),
         drawn=rises,
