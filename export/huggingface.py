@@ -506,30 +506,16 @@ def export_to_hub_folder(
         ManifestError, ModelError, MissingExtraError: the student is not whole, or can't be loaded.
     """
     record = read_student(path)
-    if record.kind not in ("encoder", "decoder"):
-        raise ConfigError(
-            f"{path}: a student of kind {record.kind} has no class there that answers as it does. Export it to a "
-            "bundle, or take an encoder or a decoder."
-        )
-    if form == "rerank" and record.grades > 3:
-        raise ConfigError(
-            f"{path}: has {record.grades} grades, and the heads of rerank endpoints can say the expected grade of two "
-            "or three in one number. Take --format hf, or serve a bundle: docs/deploy/serving/rerank.py."
-        )
-    unknown = [name for name in precisions or () if name not in GRAPHS]
-    if unknown:
-        raise ConfigError(f"--precisions {unknown[0]}: a graph in such a folder is one of {', '.join(GRAPHS)}.")
+    _refuse_form(path, record, form, precisions)
     facts = student_manifest(path)
     manifest = StudentManifest.read(readable_json(facts), f"{path}/manifest.json")
-    recipe: dict[str, Any] = {
-        "student": student_digest(path),
-        "form": form,
-        "relabel": version("relabel-ir"),
-        "licence": licence,
-        "precisions": None if precisions is None else list(precisions),
-    }
-    if form == "rerank":
-        recipe["score"] = score
+    recipe = _recipe_of(
+        path,
+        form,
+        score=score,
+        precisions=precisions,
+        licence=licence,
+    )
     existing = made_before(
         target,
         _noted,
@@ -607,6 +593,42 @@ def export_to_hub_folder(
         }
         (folder / HUB_RECORD_NAME).write_bytes(readable_json({**recipe, **notes}))
     return HubFolder(library, checks, graphs, left_out, was_done=False)
+
+
+def _refuse_form(path: Path, record: StudentRecord, form: Form, precisions: Sequence[str] | None) -> None:
+    """
+    Raises:
+        ConfigError: no class there answers as the student does, or no graph is made in such a precision.
+    """
+    if record.kind not in ("encoder", "decoder"):
+        raise ConfigError(
+            f"{path}: a student of kind {record.kind} has no class there that answers as it does. Export it to a "
+            "bundle, or take an encoder or a decoder."
+        )
+    if form == "rerank" and record.grades > 3:
+        raise ConfigError(
+            f"{path}: has {record.grades} grades, and the heads of rerank endpoints can say the expected grade of two "
+            "or three in one number. Take --format hf, or serve a bundle: docs/deploy/serving/rerank.py."
+        )
+    unknown = [name for name in precisions or () if name not in GRAPHS]
+    if unknown:
+        raise ConfigError(f"--precisions {unknown[0]}: a graph in such a folder is one of {', '.join(GRAPHS)}.")
+
+
+def _recipe_of(
+    path: Path, form: Form, *, score: Score, precisions: Sequence[str] | None, licence: str | None
+) -> dict[str, Any]:
+    """What a folder is made of: another export of the same need not be made again."""
+    recipe: dict[str, Any] = {
+        "student": student_digest(path),
+        "form": form,
+        "relabel": version("relabel-ir"),
+        "licence": licence,
+        "precisions": None if precisions is None else list(precisions),
+    }
+    if form == "rerank":
+        recipe["score"] = score
+    return recipe
 
 
 def _write_graphs(
