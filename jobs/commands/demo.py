@@ -686,20 +686,8 @@ def demo(
     if labels_only:
         steps = steps[:1]
     if output == "text":
-        click.echo(COMPOSED)
-        if way.is_fake:
-            click.echo(FAKE)
-        if way.has_adapter:
-            click.echo(SHIPPED)
-        click.echo(f"What each step prints goes to {folder}/logs.\n")
-    done: list[Row] = []
-    for number, (title, command) in enumerate(steps, 1):
-        log = root / f"logs/{number:02d}-{Path(shlex.split(command)[1]).stem}.log"
-        if output == "text":
-            click.echo(f"{number}/{len(steps)} {title}\n$ {command}")
-        done.append(call(command, log))
-        if done[-1]["exit_code"] not in WELL:
-            break
+        announce(folder, way)
+    done = run_steps(root, steps, is_shown=output == "text")
     last = done[-1]["exit_code"]
     has_run = any(one["exit_code"] in WELL and one["command"].endswith("/job.yaml") for one in done)
     labels = labels_in(root / "run") if has_run else {}
@@ -711,25 +699,70 @@ def demo(
         "steps": done,
     }
     if last not in WELL:
-        lines = [f"  {line}" for line in last_words(log)]
-        if last == Exit.STOPPED and done[-1]["command"].startswith("python "):
-            lines = [f"  {BY_HAND}"]  # Python itself ends a script with a traceback
-        lines.append(
-            f"Stopped: `{command}` ended with exit code {last}. {kept_text(done[-1])}{ADVICE.get(last, AGAIN)}"
-        )
+        lines = stopped_text(root, done)
         return emit(TextResult("\n".join(lines), result), output, last)
     lines = ["", *examples_text(pairs, labels)]
     if not labels_only:
         result["served_against_scored"] = served_apart(root, pairs)
         result["seen"] = None if way.is_fake else seen_text(result_of(done, "evaluate"), speeds_of(done))
         lines += judged_text(done, result)
-    lines += [
+    lines += next_text(folder, result["seconds"], has_student=not labels_only)
+    return emit(TextResult("\n".join(lines), result), output)
+
+
+def announce(folder: str, way: Way) -> None:
+    """Print what the demo works with."""
+    click.echo(COMPOSED)
+    if way.is_fake:
+        click.echo(FAKE)
+    if way.has_adapter:
+        click.echo(SHIPPED)
+    click.echo(f"What each step prints goes to {folder}/logs.\n")
+
+
+def run_steps(root: Path, steps: Sequence[tuple[str, str]], *, is_shown: bool) -> list[Row]:
+    """Call the commands up to the first that does not end well.
+
+    Args:
+        steps: title and command of each.
+        is_shown: print both before a step.
+    """
+    done: list[Row] = []
+    for number, (title, command) in enumerate(steps, 1):
+        if is_shown:
+            click.echo(f"{number}/{len(steps)} {title}\n$ {command}")
+        done.append(call(command, log_of(root, number, command)))
+        if done[-1]["exit_code"] not in WELL:
+            break
+    return done
+
+
+def log_of(root: Path, number: int, command: str) -> Path:
+    """Where what a step prints goes."""
+    return root / f"logs/{number:02d}-{Path(shlex.split(command)[1]).stem}.log"
+
+
+def stopped_text(root: Path, done: Sequence[Row]) -> list[str]:
+    """The last words of the step that did not end well, and what to do."""
+    last = done[-1]
+    command = last["command"]
+    lines = [f"  {line}" for line in last_words(log_of(root, len(done), command))]
+    if last["exit_code"] == Exit.STOPPED and command.startswith("python "):
+        lines = [f"  {BY_HAND}"]  # Python itself ends a script with a traceback
+    advice = ADVICE.get(last["exit_code"], AGAIN)
+    lines.append(f"Stopped: `{command}` ended with exit code {last['exit_code']}. {kept_text(last)}{advice}")
+    return lines
+
+
+def next_text(folder: str, seconds: float, *, has_student: bool) -> list[str]:
+    """What was made, and commands to go on with."""
+    lines = [
         "",
-        f"Done in {result['seconds']:.0f} s. In {folder}: job.yaml, its labels in run/, and what was made of them.",
+        f"Done in {seconds:.0f} s. In {folder}: job.yaml, its labels in run/, and what was made of them.",
         f"Next:\n  relabel verify {folder}/run",
     ]
-    if not labels_only:
+    if has_student:
         shown = " ".join(f"{folder}/{name}" for name in ("run", "student", "bundle", "scores"))
         lines.append(f"  relabel report {shown} --gold {folder}/pairs.parquet")
     lines.append("  relabel init job.yaml")
-    return emit(TextResult("\n".join(lines), result), output)
+    return lines
