@@ -778,32 +778,13 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     tables = [load_labels(source, storage, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
     sources = [table.about for table in tables if table.about is not None]
     refuse_twice(sources, key="labels")
-    for source in sources:
-        if source.labeler == "complexity" and not KINDS[spec.student.kind].reads_query:
-            raise InputError(
-                f"{source.path}: labels of `complexity` are about queries, not about pairs; a student grades pairs. "
-                "Set student.kind: logistic."
-            )
-    gold: GoldGrades | None = None
-    gold_of: list[np.ndarray] = []
-    if spec.gold is not None:
-        gold = load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
-        gold_of = [grade_array(gold.of(table.plan, table.pairs)) for table in tables]
-    if gold is not None and gold.pairs:
-        tables.append(_gold_rows(gold, tables))
-        gold_of.append(tables[-1].heads["relevance"].grades)
+    _refuse_labels_of_queries(spec, sources)
+    tables, gold, gold_N = _with_gold(spec, tables, storage)
     pairs: list[Pair] = []
     names: list[tuple[str, int]] = []
     for table in tables:
         pairs += table.pairs
         names += [(table.where, pair.row_id) for pair in table.pairs]
-    gold_N = np.concatenate(gold_of) if gold_of else np.full(len(pairs), NO_GRADE)
-    if gold is not None and not (gold_N >= 0).any():  # else the labels would judge themselves, unnoticed
-        raise InputError(
-            f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by "
-            f"{gold.about.joined_by or 'row'}. Do the ids mean the same things, and does `gold.grade` name the "
-            "right column? Fix it, or leave `gold` out."
-        )
     is_labelled_N = np.concatenate([np.full(len(table.pairs), table.about is not None) for table in tables])
     num_labelled = int(is_labelled_N.sum())
     widths = {"relevance": _scale(spec, tables, gold_N), **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
@@ -859,6 +840,46 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     if spec.train.class_balance == "weights":
         _balance(examples)
     return examples
+
+
+def _refuse_labels_of_queries(spec: DistillSpec, sources: Sequence[LearnedLabels]) -> None:
+    """
+    Raises:
+        InputError: labels are about queries alone, and the student grades pairs.
+    """
+    for source in sources:
+        if source.labeler == "complexity" and not KINDS[spec.student.kind].reads_query:
+            raise InputError(
+                f"{source.path}: labels of `complexity` are about queries, not about pairs; a student grades pairs. "
+                "Set student.kind: logistic."
+            )
+
+
+def _with_gold(
+    spec: DistillSpec, tables: list[LabelTable], storage: Storage
+) -> tuple[list[LabelTable], GoldGrades | None, np.ndarray]:
+    """The tables, and after them one of the graded rows that none of them has; the gold; and its grade of each row of
+    these tables, int64 [N], `NO_GRADE` where it has none.
+
+    Raises:
+        InputError: the gold can't be read, or has no grade of a labelled pair.
+    """
+    if spec.gold is None:
+        return tables, None, np.full(sum(len(table.pairs) for table in tables), NO_GRADE)
+    gold = load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
+    gold_of = [grade_array(gold.of(table.plan, table.pairs)) for table in tables]
+    if gold.pairs:
+        graded = _gold_rows(gold, tables)
+        tables = [*tables, graded]
+        gold_of.append(graded.heads["relevance"].grades)
+    gold_N = np.concatenate(gold_of) if gold_of else np.full(0, NO_GRADE)
+    if not (gold_N >= 0).any():  # else the labels would judge themselves, unnoticed
+        raise InputError(
+            f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by "
+            f"{gold.about.joined_by or 'row'}. Do the ids mean the same things, and does `gold.grade` name the "
+            "right column? Fix it, or leave `gold` out."
+        )
+    return tables, gold, gold_N
 
 
 def _document_lines(spec: DistillSpec, tables: Sequence[LabelTable]) -> list[str]:
