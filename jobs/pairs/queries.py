@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -98,23 +98,15 @@ def made_pairs(
     documents, text_columns, source = _documents(docs_path, rule, held_out, storage)
     number_of = {document["text"]: number for number, document in enumerate(documents)}
     run = open_run_labels(rule.by, storage, allow_partial=allow_partial) if rule.by else None
+    is_cut = run is None and not rule.queries_in
     queries: Iterator[tuple[str, int | None]]
     if run is not None:
         queries = _asked(run, number_of, storage)
-    elif rule.queries_in:
-        queries = _written(documents)
-    else:
+    elif is_cut:
         queries = _cut(documents, rule, is_prose=rule.column is None and source != TITLE)
-    is_cut = run is None and not rule.queries_in
-    made: dict[str, int] = {}
-    num_elsewhere = 0
-    for query, number in queries:
-        if number is None:
-            num_elsewhere += 1
-        elif query not in made and not held_out.resembles(query):
-            made[query] = number
-            if is_cut and len(made) == rule.queries:
-                break
+    else:
+        queries = _written(documents)
+    made, num_elsewhere = _kept(queries, held_out, most=rule.queries if is_cut else None)
     if not made and run:
         raise InputError(
             f"{docs_path} (DOCS): has none of its documents with a query in {rule.by}. Give the documents that the run "
@@ -132,7 +124,7 @@ def made_pairs(
     if rule.candidates:
         job = score_job(rule.candidates, ScoreOptions(input=[docs_path], to=to), storage)
         student = StudentRunner(job.spec.engine, overlong=job.spec.input.overlong)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for query, own in made.items():
         chosen = _candidates(
             query=query,
@@ -142,13 +134,7 @@ def made_pairs(
             student=student,
             rule=rule,
         )
-        query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
-        for number, (origin, share) in chosen.items():
-            document = documents[number]
-            row = {"query_id": query_id, "query": query, "doc_id": document["doc_id"]}
-            row |= {name: document[name] for name in text_columns}
-            row |= {"origin": origin, "share": share}
-            rows.append(row)
+        rows += _rows_of(query, chosen, documents, text_columns)
     facts = asdict(rule) | {"documents": len(documents), "unlike": list(unlike)}
     counts: dict[str, Any] = {"documents": len(documents), "queries": len(made), "pairs": len(rows)}
     if is_cut:
@@ -234,6 +220,24 @@ def _documents(
     return documents, text_columns, source
 
 
+def _kept(
+    queries: Iterable[tuple[str, int | None]], held_out: _HeldOut, *, most: int | None
+) -> tuple[dict[str, int], int]:
+    """The distinct queries that resemble none that is held out, at most so many, each with the number of its document;
+    and how many were about a document that is not there.
+    """
+    made: dict[str, int] = {}
+    num_elsewhere = 0
+    for query, number in queries:
+        if number is None:
+            num_elsewhere += 1
+        elif query not in made and not held_out.resembles(query):
+            made[query] = number
+            if len(made) == most:
+                break
+    return made, num_elsewhere
+
+
 def _candidates(
     query: str,
     own_text: str,
@@ -267,6 +271,21 @@ def _candidates(
             share = float(scores[other]) / of_own if of_own else None
             chosen.setdefault(other, (kind, share))
     return chosen
+
+
+def _rows_of(
+    query: str,
+    chosen: Mapping[int, tuple[str, float | None]],
+    documents: Sequence[Mapping[str, Any]],
+    text_columns: Sequence[str],
+) -> Iterator[dict[str, Any]]:
+    """A query's pairs, as they are written; `chosen` as `_candidates` returns it."""
+    query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
+    for number, (origin, share) in chosen.items():
+        document = documents[number]
+        row = {"query_id": query_id, "query": query, "doc_id": document["doc_id"]}
+        row |= {name: document[name] for name in text_columns}
+        yield row | {"origin": origin, "share": share}
 
 
 def _words(text: str) -> list[str]:
