@@ -171,7 +171,8 @@ def run(
     Raises:
         RelabelError: what is wrong with the spec, the input, the engine or the store.
     """
-    from relabel.jobs.labeling import JobSource, RunOptions, run_job
+    from relabel.jobs.job import JobSource
+    from relabel.jobs.labeling import RunOptions, run_job
 
     options = RunOptions(
         shard=shard,

@@ -18,7 +18,6 @@ from relabel.jobs.output import Exit, Printed, TextResult, emit, note, shown, va
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.report import engine_text
-from relabel.labelers.engines.transformers import prompt_encoder
 from relabel.manifests.asks import Answer, Ask, Engine, Message, Request
 from relabel.manifests.errors import (
     ConfigError,
@@ -197,6 +196,8 @@ def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
         engine = job.at_day_of(load_plan(open_run_store(job.spec.output, job.storage))).spec.engine
         folder = job.template_folder()
         if folder is not None:
+            from relabel.labelers.engines.transformers import prompt_encoder
+
             encoder = prompt_encoder(engine, folder)
     except (ModelError, MissingExtraError) as exc:
         remarks = [f"prompts are shown before the chat template: {exc}"]

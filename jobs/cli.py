@@ -101,6 +101,8 @@ def main(args: list[str] | None = None) -> None:
     if args is None:
         # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
+        # pydantic would read the entry points of all that is installed; who instruments it sets the variable empty
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
         own_process()
         instruction = os.environ.get(COMPLETION)
         if instruction is not None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import SecretStr
 
 from relabel.jobs.delivery import fetch_model, local_templates
-from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
+from relabel.jobs.settings import Places, mark_of, placed, read_secrets, read_settings, resolved
 from relabel.labelers.registry import Labeler, engine_class, labeler_class, labelers_with
 from relabel.manifests.asks import Ask, Engine, EngineFacts
 from relabel.manifests.chat_templates import DAY, day_of, may_show_day
-from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
+from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset, takes_file
 from relabel.manifests.label_keys import stage_digests
@@ -39,15 +39,13 @@ from relabel.manifests.records import read_record, sealed_json
 from relabel.manifests.rows import ChunkRows, make_plan, read_chunks
 from relabel.manifests.run_folder import RunFolder
 from relabel.manifests.run_manifest import MANIFEST_NAME
-from relabel.manifests.secrets import STORAGE_KEY, shown
+from relabel.manifests.secrets import shown
 from relabel.manifests.specs import (
-    EngineArgs,
     EngineSpec,
     JobSpec,
     KeepsModels,
     LabelerOptions,
     PaidByToken,
-    PathMark,
     nearest,
     validate_spec,
 )
@@ -293,41 +291,29 @@ def load_job(
     return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
 
-def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage, dict[str, Any]]:
-    """Where a job's output is, how that is reached, and the job's plain values.
+@dataclass(frozen=True, slots=True)
+class JobSource:
+    """Where a job is read from.
 
-    Raises:
-        ConfigError, UsageError: see `load_job`.
+    Args:
+        spec: the path or URL of its file, or what the file would hold.
+        overrides: `KEY=VALUE` texts laid over it.
+        day: what `${date}` means; today by default.
+        ledger: see `Job`.
     """
-    settings = read_settings(path, day=day)
-    storage = storage_of(settings.values, where=path)
-    output = settings.values.get("output", "")
-    if not isinstance(output, str) or not output:
-        raise ConfigError(f"{path}: `output` is missing")
-    return path_of(output, PathMark.PATH, settings.places, ("output",)), storage, settings.values
 
+    spec: str | Mapping[str, Any]
+    overrides: Sequence[str] = ()
+    day: str | None = None
+    ledger: str | None = None
 
-def priced_args(engine: Any) -> EngineArgs | None:
-    """An engine's options by its plain values, of a job file or a manifest; None where they do not name both prices, or
-    can't be read here.
-    """
-    with contextlib.suppress(RelabelError, AttributeError, KeyError, TypeError):
-        if all(engine["args"].get(name) is not None for name in PaidByToken.__annotations__):
-            return validate_spec(engine_class(engine["name"]).Args, engine["args"], where="engine.args")
-    return None
+    def load(self) -> Job:
+        """Read and check it.
 
-
-def storage_of(values: Mapping[str, Any], *, where: str) -> Storage:
-    """How a job's plain values say that storage is reached, for commands that need no more of the job than where things
-    lie.
-
-    Raises:
-        ConfigError: they are not options by scheme.
-    """
-    options = values.get(STORAGE_KEY) or {}
-    if not isinstance(options, dict) or not all(isinstance(inner, dict) for inner in options.values()):
-        raise ConfigError(f"{where}: `{STORAGE_KEY}`: want a mapping of options for each URL scheme")
-    return Storage.of(options)
+        Raises:
+            ConfigError: what is wrong with it.
+        """
+        return replace(load_job(self.spec, overrides=self.overrides, day=self.day), ledger=self.ledger)
 
 
 def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = None, places: Places | None = None) -> Job:

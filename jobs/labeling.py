@@ -2,12 +2,10 @@
 common.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from relabel.jobs import logs
-from relabel.jobs.job import Job, load_job, open_run
+from relabel.jobs.job import Job, JobSource, open_run
 from relabel.jobs.run.display import Display
 from relabel.jobs.run.progress import MetricsFile, Progress
 from relabel.jobs.run.report import RunReport, engine_text
@@ -17,31 +15,6 @@ from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
 from relabel.jobs.run.workers import WorkerPool, label_with
 from relabel.jobs.written_again import refuse_other_texts
 from relabel.manifests.asks import EngineFacts
-
-
-@dataclass(frozen=True, slots=True)
-class JobSource:
-    """Where a job is read from.
-
-    Args:
-        spec: the path or URL of its file, or what the file would hold.
-        overrides: `KEY=VALUE` texts laid over it.
-        day: what `${date}` means; today by default.
-        ledger: see `Job`.
-    """
-
-    spec: str | Mapping[str, Any]
-    overrides: Sequence[str] = ()
-    day: str | None = None
-    ledger: str | None = None
-
-    def load(self) -> Job:
-        """Read and check it.
-
-        Raises:
-            ConfigError: what is wrong with it.
-        """
-        return replace(load_job(self.spec, overrides=self.overrides, day=self.day), ledger=self.ledger)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,21 +16,24 @@ import yaml
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from relabel.labelers.registry import engine_schemas, labeler_schemas
+from relabel.labelers.registry import engine_class, engine_schemas, labeler_schemas
 from relabel.manifests.errors import ConfigError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.secrets import STORAGE_KEY, keep_secret, names_secret, secret_in, texts_in
 from relabel.manifests.specs import (
     DRAFT,
     DisputedText,
+    EngineArgs,
     EngineSpec,
     JobSpec,
     ObjectSchema,
+    PaidByToken,
     PathMark,
     Schema,
     Spec,
     referred,
     secret_variables,
+    validate_spec,
 )
 from relabel.manifests.store import read_whole
 
@@ -457,6 +460,43 @@ def read_settings(
     # where a shell finds `/dev/stdin` and `<(…)`; such a spec has no folder of its own
     folder = here if path.startswith(("/dev/fd/", "/dev/std", "/proc/")) else parent
     return Settings(plain, laid_over, used, Places(path, folder, here, frozenset(outside)))
+
+
+def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage, dict[str, Any]]:
+    """Where a job's output is, how that is reached, and the job's plain values.
+
+    Raises:
+        ConfigError, UsageError: see `read_settings`.
+    """
+    settings = read_settings(path, day=day)
+    storage = storage_of(settings.values, where=path)
+    output = settings.values.get("output", "")
+    if not isinstance(output, str) or not output:
+        raise ConfigError(f"{path}: `output` is missing")
+    return path_of(output, PathMark.PATH, settings.places, ("output",)), storage, settings.values
+
+
+def priced_args(engine: Any) -> EngineArgs | None:
+    """An engine's options by its plain values, of a job file or a manifest; None where they do not name both prices, or
+    can't be read here.
+    """
+    with contextlib.suppress(RelabelError, AttributeError, KeyError, TypeError):
+        if all(engine["args"].get(name) is not None for name in PaidByToken.__annotations__):
+            return validate_spec(engine_class(engine["name"]).Args, engine["args"], where="engine.args")
+    return None
+
+
+def storage_of(values: Mapping[str, Any], *, where: str) -> Storage:
+    """How a job's plain values say that storage is reached, for commands that need no more of the job than where things
+    lie.
+
+    Raises:
+        ConfigError: they are not options by scheme.
+    """
+    options = values.get(STORAGE_KEY) or {}
+    if not isinstance(options, dict) or not all(isinstance(inner, dict) for inner in options.values()):
+        raise ConfigError(f"{where}: `{STORAGE_KEY}`: want a mapping of options for each URL scheme")
+    return Storage.of(options)
 
 
 def _keys_in(environment: Mapping[str, str], kind: str, fields: tuple[str, ...]) -> list[tuple[str, list[str]]]:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
-import numpy.ma
 import pyarrow as pa
 import pyarrow.parquet as pq
 

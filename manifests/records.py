@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -109,6 +110,7 @@ def build_checks() -> None:
     """Build the checks of all records that threads read: before threads are started that do so while this one goes on,
     and may itself call `ast`.
     """
+    importlib.import_module("numpy.ma")  # pyarrow does at its first array of numpy's, and that calls `ast`, too
     for kind in _read_in_threads:
         _adapter(kind)
 

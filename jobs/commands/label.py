@@ -105,8 +105,8 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool
     these settings, and nothing is written.
     """
     with uncollected():
-        from relabel.jobs.commands.labeling import plan_and_report
-        from relabel.jobs.labeling import JobSource
+        from relabel.jobs.commands.planning import plan_and_report
+        from relabel.jobs.job import JobSource
 
     return plan_and_report(JobSource(job_file, overrides, day), probe=probe, output=output)
 
@@ -144,7 +144,8 @@ def _label(
 ) -> int:
     with uncollected():
         from relabel.jobs.commands.labeling import run_and_report
-        from relabel.jobs.labeling import JobSource, RunOptions
+        from relabel.jobs.job import JobSource
+        from relabel.jobs.labeling import RunOptions
 
     return run_and_report(
         JobSource(job_file, overrides, day, ledger),
@@ -181,7 +182,8 @@ def rounds(
     trajectories.parquet. The same command again continues where the last one stopped.
     """
     from relabel.jobs.commands.labeling import search_and_report
-    from relabel.jobs.labeling import JobSource, RunOptions
+    from relabel.jobs.job import JobSource
+    from relabel.jobs.labeling import RunOptions
 
     return search_and_report(
         JobSource(job_file, overrides, day),

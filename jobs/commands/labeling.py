@@ -1,39 +1,19 @@
-"""What `plan`, `run`, `retry` and `rounds` do once their options are read: a job is opened, worked on and reported."""
+"""What `run`, `retry` and `rounds` do once their options are read: a job is opened, worked on and reported."""
 
-import functools
 import shlex
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from relabel.jobs import logs
-from relabel.jobs.commands.options import sigterm_ends
-from relabel.jobs.job import Job, cache_dir, open_run
-from relabel.jobs.labeling import JobSource, RunOptions, open_session, run_job
+from relabel.jobs.job import Job, JobSource, cache_dir
+from relabel.jobs.labeling import RunOptions, open_session, run_job
 from relabel.jobs.output import Exit, emit, exit_for
-from relabel.jobs.planning import plan_result, trial_of
-from relabel.jobs.run.estimate import estimate_run, probe_rates
 from relabel.jobs.run.progress import MetricsFile
 from relabel.jobs.run.report import RunReport, beyond_budget
-from relabel.jobs.written_again import refuse_other_texts
 from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.secrets import counted
-
-
-def plan_and_report(source: JobSource, *, probe: bool, output: str) -> int:
-    """Plan a job if nobody has, estimate it, and print both. With `--set`, the plan is a trial: it is not kept."""
-    started_s = time.perf_counter()
-    job = source.load()
-    opening = trial_of(job) if source.overrides else nullcontext(open_run(job))
-    with opening as opened:
-        refuse_other_texts(opened, may_write=not source.overrides)
-        ask = functools.partial(probe_rates, opened, write=logs.write) if probe else None
-        with sigterm_ends():
-            estimate = estimate_run(opened, ask)
-        result = plan_result(opened, estimate, seconds=time.perf_counter() - started_s)
-    return emit(result, output)
 
 
 def run_and_report(

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,11 @@ import click
 import pyarrow as pa
 
 from relabel.jobs.commands.options import date_option, log_option, output_option
-from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import Exit, emit, grid
-from relabel.jobs.run.allowance import charge_of
-from relabel.jobs.run.answer_journal import num_kept
 from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
 from relabel.jobs.run.progress import WorkerState, asked_for, left_s, left_text, live_states
+from relabel.jobs.settings import output_of, priced_args
 from relabel.manifests.budgets import BudgetState, Range
-from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.labels import ANSWERS
@@ -166,12 +163,12 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
         chunks_done=tally.chunks_done,
         is_finished=is_finished,
         over_limit=manifest.over_limit if manifest else None,
-        kept=0 if is_finished else num_kept(folder.store, plan.fingerprint, folder.attempts_of_all(snapshot.etags)),
+        kept=0 if is_finished else _num_kept(folder, snapshot.etags),
         stages=tally.stages,
         budget=None if limits is None else _budget_of(limits, args, spent),
         cost=None if args is None else price_of(args, *spent),
         cost_in_vain=None if args is None else price_of(args, *in_vain),
-        cascade=manifest.cascade if manifest and is_finished else audit_of(folder, snapshot.labels),
+        cascade=manifest.cascade if manifest and is_finished else _audit_of(folder, snapshot.labels),
         stopped=None if is_finished else load_stop(folder.store),
         warnings=load_warnings(folder.store),
         shards=_shards_of(folder, snapshot.etags),
@@ -194,8 +191,26 @@ def _budget_of(limits: RunSpec, args: EngineArgs | None, tokens: tuple[int, int]
     Args:
         tokens: prompt and output tokens of what is committed, and of what was lost.
     """
+    from relabel.jobs.run.allowance import charge_of
+
     spent = charge_of(args, *tokens)
     return BudgetState(limits.max_tokens, limits.max_cost, spent.tokens, round(spent.cost, 9))
+
+
+def _num_kept(folder: RunFolder, etags: Mapping[str, str]) -> int:
+    """Answers in the journal of chunks that are not committed."""
+    from relabel.jobs.run.answer_journal import num_kept  # with what labels chunks, which a finished run does without
+
+    return num_kept(folder.store, folder.plan.fingerprint, folder.attempts_of_all(etags))
+
+
+def _audit_of(folder: RunFolder, labels: Sequence[FileRef]) -> CascadeAudit | None:
+    """What a cascade's labels lose; None for a run without one."""
+    if folder.plan.parts.get("cascade") is None:
+        return None
+    from relabel.manifests.cascade import audit_of
+
+    return audit_of(folder, labels)
 
 
 def _shards_of(folder: RunFolder, etags: Mapping[str, str]) -> list[ShardStatus]:
@@ -465,6 +480,7 @@ def _check_side_records(folder: RunFolder) -> None:
                 f"{folder.store.root}/{template_name(digest)}: not the template that was planned. Restore it from a "
                 "copy, or remove it: no label depends on it."
             )
+    from relabel.jobs.job import read_auto
     from relabel.jobs.run.canary import load_results  # with the run loop, which a status does without
 
     load_results(folder.store)

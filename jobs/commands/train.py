@@ -70,8 +70,8 @@ def open_spec(
         InputError: a local path is not there.
     """
     from relabel.jobs.delivery import fetch_model
-    from relabel.jobs.job import cache_dir, storage_of
-    from relabel.jobs.settings import read_settings, resolved
+    from relabel.jobs.job import cache_dir
+    from relabel.jobs.settings import read_settings, resolved, storage_of
 
     check_launch(os.environ)
     settings = read_settings(spec, overrides=overrides, kind=kind, fields=fields)

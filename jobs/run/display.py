@@ -84,18 +84,25 @@ class Display:
         self._shows_refused = shows_refused
         self._has_warned = False
         self._while_shown = contextlib.ExitStack()
-        from rich.console import Console  # a command that only plans shows no display
+        self._bars: BarAndLines | None = None
+        self._is_notebook = False
+        if total and not logs.is_json():  # nothing is drawn of a run with nothing to do
+            self._choose_form()
+        is_drawn = self._bars is not None or self._is_notebook
+        self._next_s = time.perf_counter() + (DRAW_EVERY_S if is_drawn else min(FIRST_LINE_S, LINE_EVERY_S))
+
+    def _choose_form(self) -> None:
+        """Bars on a terminal, one line in a notebook."""
+        from rich.console import Console
 
         console = Console(file=sys.stderr)
-        self._bars: BarAndLines | None = None
-        self._is_notebook = console.is_jupyter and not logs.is_json()
-        if console.is_terminal and not logs.is_json():
+        self._is_notebook = console.is_jupyter
+        if console.is_terminal:
             from relabel.jobs.run.bars import new_bars
 
             self._bars = new_bars(console)
-            self._bars.add_task("labeling", total=before + total, completed=before, rates="the engine is starting")
-        is_drawn = self._bars is not None or self._is_notebook
-        self._next_s = time.perf_counter() + (DRAW_EVERY_S if is_drawn else min(FIRST_LINE_S, LINE_EVERY_S))
+            done = self._before
+            self._bars.add_task("labeling", total=done + self._total, completed=done, rates="the engine is starting")
 
     def __enter__(self) -> Display:
         if self._bars is not None:

@@ -15,8 +15,6 @@ import numpy as np
 
 from relabel.jobs.job import Job, OpenRun, options_begun_with, start_engine
 from relabel.jobs.output import grid
-from relabel.jobs.run.display import Display
-from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.rates import Rates, keep_rates, load_rates
 from relabel.jobs.run.report import engine_text
@@ -254,6 +252,8 @@ def _tokens_at(
     plan's queries.
     """
     plan = opened.plan
+    from relabel.jobs.run.loop import ask_unwritten  # no row is asked where all are done
+
     progress = Progress()
     ask_unwritten(opened.job, engine, pairs, progress)
     asks = 0.0
@@ -400,6 +400,9 @@ def probe_rates(opened: OpenRun, *, write: Callable[[str], None]) -> Rates | Non
         raise UsageError("--probe: batches (engine.args.batch) are answered hours later. Leave one of the two out.")
     pairs = list(itertools.chain.from_iterable(_sampled(opened, PROBE_PLACES, PROBE_ROWS)))
     job = opened.job.with_args(options_begun_with(opened.job, opened.store))
+    from relabel.jobs.run.display import Display
+    from relabel.jobs.run.loop import ask_unwritten
+
     engine, remarks = start_engine(job)
     try:
         facts = engine.facts()

@@ -1,11 +1,12 @@
 """What an execution did, as a record: its JSON, its end table, and what to do next."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relabel.jobs.output import Exit, grid
 from relabel.jobs.run.allowance import AT_BUDGET
-from relabel.jobs.run.canary import CanaryResult
 from relabel.jobs.run.progress import Live
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.budgets import BudgetState
@@ -13,6 +14,9 @@ from relabel.manifests.records import LEFT_OUT, plain
 from relabel.manifests.run_folder import Tally
 from relabel.manifests.run_manifest import CascadeAudit
 from relabel.manifests.secrets import counted
+
+if TYPE_CHECKING:
+    from relabel.jobs.run.canary import CanaryResult
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
 

@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relabel.jobs.commands.status import look
-from relabel.jobs.job import load_job, open_run
-from relabel.jobs.labeling import JobSource, RunOptions, open_session
+from relabel.jobs.job import JobSource, load_job, open_run
+from relabel.jobs.labeling import RunOptions, open_session
 from relabel.jobs.run import display as display_module
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions

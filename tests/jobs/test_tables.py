@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from relabel.jobs import job as opening
-from relabel.jobs.job import load_job
-from relabel.jobs.labeling import JobSource, RunOptions, open_session
+from relabel.jobs.job import JobSource, load_job
+from relabel.jobs.labeling import RunOptions, open_session
 from relabel.jobs.output import Exit
 from relabel.jobs.run.label import label
 from relabel.jobs.run.workers import Supervisor
