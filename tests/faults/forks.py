@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 WARM = (
     "relabel.jobs.cli",
     "relabel.jobs.commands.labeling",
+    "relabel.jobs.commands.planning",
     "relabel.jobs.commands.status",
     "relabel.jobs.run.label",
     "relabel.jobs.logs",

@@ -513,7 +513,7 @@ def test_any_error_at_all_ends_as_a_code_and_one_object(
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("relabel.jobs.labeling.load_job", fails)
+    monkeypatch.setattr("relabel.jobs.job.load_job", fails)
     done = relabel("plan", "job.yaml", "--output=json")
     assert done.code == code
     assert done.json == {"error": name, "message": str(error) or said, "exit_code": code}
@@ -528,7 +528,7 @@ def test_what_the_system_refuses_anywhere_is_no_fault_of_ours(
     def fails(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number), "/somewhere/pairs.parquet")
 
-    monkeypatch.setattr("relabel.jobs.labeling.load_job", fails)
+    monkeypatch.setattr("relabel.jobs.job.load_job", fails)
     done = relabel("plan", "job.yaml", "--output=json")
     assert done.code == done.json["exit_code"] == (20 if number == errno.ENOSPC else 3)
     assert done.json["error"] in ("StoreError", "DiskFullError")

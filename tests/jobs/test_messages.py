@@ -132,7 +132,7 @@ def test_a_traceback_stays_within_one_line(
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("first line\nsecond line")
 
-    monkeypatch.setattr("relabel.jobs.labeling.load_job", fails)
+    monkeypatch.setattr("relabel.jobs.job.load_job", fails)
     done = relabel("run", write_job(), "--log-format=json")
     (line,) = lines_of(done.err)
     assert (done.code, line["level"], line["event"], line["error"]) == (1, "error", "crash", "ZeroDivisionError")
