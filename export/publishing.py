@@ -611,10 +611,10 @@ def _write_version(bundle_store: Store, version: Version, published: Version | N
     """
     for _ in range(_SWAPS):
         _check_same(bundle_store, published, version)
-        told = published or version
-        if version.refused_by and told.refused_by != version.refused_by:
-            told = replace(told, refused_by=version.refused_by)
-        signed = told.signed(key)
+        wanted = published or version
+        if version.refused_by and wanted.refused_by != version.refused_by:
+            wanted = replace(wanted, refused_by=version.refused_by)
+        signed = wanted.signed(key)
         if signed is published:
             return False
         if signed.write(bundle_store, published):

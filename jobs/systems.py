@@ -765,7 +765,7 @@ def _is_of_judge(learned: Mapping[str, Any], labels: LabelSet) -> bool:
 
 
 def learned_text(name: str, ranking: Ranking, comparison: Comparison, storage: Storage) -> str:
-    """That a system is a student which learned from compared queries, as its manifest tells; empty where it did not, or
+    """That a system is a student which learned from compared queries, as its manifest says; empty where it did not, or
     where that is not known: of rankings in files, of students that are gone, and of those of earlier relabels.
     """
     if not is_run(ranking.path, storage):

@@ -210,7 +210,7 @@ def read_lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def write_lines(file: str, lines: Sequence[dict[str, str]]) -> None:
-    """Write the file anew."""
+    """Replace the file."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[-1]), lineterminator="\n")
     writer.writeheader()

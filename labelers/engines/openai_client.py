@@ -80,7 +80,7 @@ blame, not the rows.
 CONNECT_S = 10.0
 """Longest wait for a connection."""
 SHORT_WAIT_S = 2.0
-"""A wait that nobody needs to be told of."""
+"""A wait that needs no message."""
 NO_SERVER_YET = "no-server-yet"
 """A kind of note."""
 MOST_OUTPUT_TOKENS = 32_768

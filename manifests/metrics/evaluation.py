@@ -480,7 +480,7 @@ class GateVerdict:
     Args:
         value, bound: the figure and what it was compared with; None where one is undefined, which never passes.
         has_passed: whether it holds, for the value itself.
-        interval: 95 % interval of the value, beside which a verdict is read; None where the caller knows none.
+        interval: 95 % interval of the value, for a reader; None where the caller knows none.
     """
 
     gate: str

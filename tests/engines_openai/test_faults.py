@@ -363,7 +363,7 @@ def test_a_wait_for_a_server_that_is_not_there_is_said_at_the_first_try(
     caplog.clear()
     with pytest.raises(ServerGoneError, match="after 2 tries"):
         connect(url, max_tries=2)
-    assert not caplog.records, "a second is no wait that one needs to be told of"
+    assert not caplog.records, "a second is no wait worth a message"
 
 
 def test_a_server_that_fails_every_request_ends_the_run_before_it_quarantines_everything(

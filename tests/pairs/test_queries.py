@@ -103,7 +103,7 @@ def test_passages_without_titles_give_no_halves_of_sentences_and_it_is_said(
     texts = [f"who can {one} {two} before it does" for one, two in (rng.sample(WORDS[:9], 2) for _ in range(150))]
     texts = [f"{text} {number}" for number, text in enumerate(texts)]
     # most documents lack these words, so that only a list of stop words knows them
-    others = [f"n{number} stands alone" for number in range(600)]
+    others = [f"n{number} rests alone" for number in range(600)]
     table = {"doc_id": [f"d{number}" for number in range(750)], "document": [*texts, *others]}
     pq.write_table(pa.table(table), tmp_path / "passages.parquet")
     queries = {str(row["query"]) for row in made(tmp_path / "passages.parquet", "--queries", "40")}

@@ -502,9 +502,9 @@ def test_what_refused_a_version_stays_with_it_and_makes_it_no_other(
 ) -> None:
     """Nor does it break a signature, or go where a machine without the audit publishes again."""
     plain_one = publish_to(local_bundle_store, bundle("one"), channel="stable")
-    told = publish_to(local_bundle_store, bundle("one"), channel="stable", refused_by=["stuffing is 0.8", "ß" * 200])
-    assert told.version.sha256 == plain_one.version.sha256
-    assert told.has_changed
+    refused = publish_to(local_bundle_store, bundle("one"), channel="stable", refused_by=["stuffing is 0.8", "ß" * 200])
+    assert refused.version.sha256 == plain_one.version.sha256
+    assert refused.has_changed
     again = publish_to(local_bundle_store, bundle("one"), channel="stable")
     assert not again.has_changed
     version = Version.load(local_bundle_store, "ecom", plain_one.version.at)
