@@ -37,7 +37,7 @@ from relabel.manifests.records import sha256_file
 from relabel.manifests.store import LocalStore, Store, open_bundle_store
 from tests import seaweed
 from tests.faults.conftest import count
-from tests.publish.conftest import publish_to
+from tests.publish.conftest import change_json, publish_to
 
 
 def test_what_is_there_is_not_uploaded_again_and_moves_nothing(
@@ -509,3 +509,7 @@ def test_what_refused_a_version_stays_with_it_and_makes_it_no_other(
     assert not again.has_changed
     version = Version.load(local_bundle_store, "ecom", plain_one.version.at)
     assert version.refused_by == ("stuffing is 0.8", "?" * 100)
+    for hostile in (["\x1b[2J"], ["x" * 101], "text", [1], None):
+        change_json(Path(local_bundle_store.url, version.path), lambda held, it=hostile: {**held, "refused_by": it})
+        with pytest.raises(ManifestError, match="no version of format 1"):
+            Version.find(local_bundle_store, "ecom", version.at)
