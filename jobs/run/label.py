@@ -218,6 +218,7 @@ def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> Chunk
     Returns:
         That chunk; None if there is none, or a stop came.
     """
+    build_checks()
     with CommitThreads(session.commit, session.progress, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
             session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way

@@ -41,7 +41,7 @@ from relabel.manifests.plan import (
     commit_chunk,
     note_health_check,
 )
-from relabel.manifests.records import build_checks, fields_of
+from relabel.manifests.records import fields_of
 from relabel.manifests.run_labels import file_schema
 from relabel.manifests.store import Lock, shard_lock_name
 
@@ -73,7 +73,6 @@ class CommitThreads:
     def __init__(self, commit: Callable[[ChunkWork], bool], progress: Progress, *, threads: int = 2) -> None:
         self._commit = commit
         self._progress = progress
-        build_checks()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="commit")
         self._under_way: set[Future[bool]] = set()
 
