@@ -332,6 +332,23 @@ def _judge_and_map(text: str, judges: Sequence[str]) -> tuple[str | None, str]:
     return None, text
 
 
+def _doubtful_scales(sets: Sequence[LabelSet], judges: Sequence[Labelled], grades: int) -> list[str]:
+    """Remarks on label files that never use the highest grade: theirs may be a shorter scale.
+
+    Args:
+        grades: of the scale that all are taken to be on.
+    """
+    notes = []
+    for labels, judge in zip(sets, judges, strict=True):
+        highest = int(judge.grades.max(initial=0))
+        if labels.grades is None and labels.label_map is None and judge.probs is None and highest < grades - 1:
+            notes.append(
+                f"{labels.where}: its labels go up to {highest}, and the scale to {grades - 1}. If its own scale ends "
+                f"at {highest}, bring it to this one: --map-labels {labels.where}=0=0,{highest}={grades - 1}"
+            )
+    return notes
+
+
 def combine_labels(
     paths: Sequence[str],
     to: str,
@@ -360,16 +377,17 @@ def combine_labels(
     gold = None if options.qrels is None else load_pairs((), options, storage)
     advice = " --map-labels JUDGE=OLD=NEW,… maps one judge alone."
     grades, scale_notes = scale_of(sets, gold.seen if gold else set(), options, advice=advice)
+    notes = list(chain.from_iterable(labels.notes for labels in sets))
     if len(sets) > 1:
         judges = []
         for labels in sets:
             judges.append(gather(labels.parts(), grades=grades, where=labels.where, option="--map-labels"))
+        notes += _doubtful_scales(sets, judges, grades)
     else:
         judges = _instructions(sets[0], grades, options, storage)
     votes = Votes.of(judges, grades)
     del judges
     query_P, queries = codes_of(votes.query_ids)
-    notes = list(chain.from_iterable(labels.notes for labels in sets))
     gold_P = np.full(len(query_P), -1)
     if gold is not None:
         notes += scale_notes

@@ -291,8 +291,9 @@ def _places_in_plan(labels: Labelled, path: str, storage: Storage) -> tuple[np.n
     Raises:
         InputError: the file holds no such plan, or the run has a label of none of its pairs.
     """
+    text = read_text(path, storage)
     try:
-        asked = checked(dict[str, list[str]], json.loads(read_text(path, storage))["plan"]["documents"])
+        asked = checked(dict[str, list[str]], json.loads(text)["plan"]["documents"])
     except (ValueError, LookupError, TypeError) as exc:
         raise InputError(f"{path}: is not what `relabel systems … --plan --output json` prints.") from exc
     open_pairs = {(query, doc) for query, docs in asked.items() for doc in docs}

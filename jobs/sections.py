@@ -348,6 +348,8 @@ class ComparedSets(Printed):
 # baseline counts as a fixed number.
 
 HEADLINES = ("accuracy", f"ndcg@{DEPTH}")
+NOTHING_TO_RANK = 0.95
+"""nDCG of a random order, above which no order is far from the best: one or two documents a query are judged."""
 
 
 def level_text(found: Evaluation, *, who: str = "") -> str:
@@ -383,7 +385,11 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
             elif figure.high < bound:
                 verdict = "below"
         value = f"{title_of(name)} {figure.value:.3f} ({interval}, {figure.over:,} {figure.unit})"
-        parts.append(f"{value} is {verdict} {kinds[kind]} with {bound:.3f}")
+        if bounds.get("random", 0) > NOTHING_TO_RANK:
+            random = f"a random order has {bounds['random']:.3f}"
+            parts.append(f"{value} shows nothing: so few documents of a query are judged that {random}")
+        else:
+            parts.append(f"{value} is {verdict} {kinds[kind]} with {bound:.3f}")
     return f"{who}{'; '.join(parts)}" if parts else ""
 
 

@@ -853,7 +853,7 @@ def unjudged_text(name: str, comparison: Comparison) -> str:
     bounds = "the column `worst to best` bounds what they may change"
     texts = []
     if count := int(comparison.judge.is_unjudged(rows).sum()):
-        effect = bounds if comparison.humans is None else "they widen the interval, and do not move it"
+        effect = bounds if comparison.humans is None else "they widen the interval, and do not move it on average"
         texts.append(f"{count:,} of {comparison.judge.num_top(rows):,} documents have no label. {passed_over}{effect}")
     if comparison.humans is not None and (count := int(comparison.humans.is_unjudged(rows).sum())):
         of = f"{count:,} of {comparison.humans.num_top(rows):,} documents of the gold queries have no grade of a human"

@@ -71,11 +71,14 @@ class Tracked:
             return f"{self.file}: the first look; the next ones are compared with it"
         verdict = "beyond chance" if self.fall.is_beyond_chance else "within chance"
         since = "this look" if self.fall.since == 1 else f"the last {self.fall.since:,} looks"
-        text = (
-            f"{self.file}: {self.looks:,} looks; agreement {self.last:.4f} now, {self.first:.4f} in the first look. "
-            f"The fall that shows best is that of {since}, {self.fall.value:.4f} on average: {verdict}, whose bound is "
-            f"{self.fall.bound:.4f} (false alarms at most {ALPHA:g}, all looks together)"
-        )
+        text = f"{self.file}: {self.looks:,} looks; agreement {self.last:.4f} now, {self.first:.4f} in the first look. "
+        if self.fall.value <= 0:
+            text += "It has not fallen"
+        else:
+            text += (
+                f"The fall that shows best is that of {since}, {self.fall.value:.4f} on average: {verdict}, whose "
+                f"bound is {self.fall.bound:.4f} (false alarms at most {ALPHA:g}, all looks together)"
+            )
         pairs = self.judged.figures[AGREEMENT].over
         if self.pairs_before is not None and abs(pairs - self.pairs_before) > self.pairs_before / 10:
             text += f"\n{pairs:,} pairs, and {self.pairs_before:,} at the look before: are they of the same file?"

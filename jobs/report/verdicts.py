@@ -20,7 +20,7 @@ def verdict_section(artifacts: Sequence[Artifact], found: Sequence[str]) -> Sect
     """
     verdicts = [
         Paragraph(
-            f"The answers of {one.name} are made up (engine fake), so that no figure of it means anything.", "bad"
+            f"The answers of {one.name} are made up (engine fake): no figure that rests on them means anything.", "bad"
         )
         for one in artifacts
         if isinstance(one, RunArtifact) and any(engine.get("family") == "fake" for engine in one.snapshot.all_engines)

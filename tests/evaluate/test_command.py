@@ -192,6 +192,15 @@ def test_auc_without_distributions_is_by_the_written_grade_and_says_so(
     assert all(figure["is_by_grade"] == name.startswith("auc") for name, figure in found["figures"].items())
 
 
+def test_an_order_of_one_document_a_query_is_no_win(
+    relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
+    rows = write_rows(random_rows(60, queries=55))
+    found = relabel("evaluate", rows, "--qrels", rows, "--label", "label")
+    assert "shows nothing: so few documents of a query are judged that a random order has 0.9" in found.out
+    assert "is above" not in found.out.partition("nDCG@10")[2].split("\n")[0]
+
+
 def test_several_runs_are_judged_as_one_set_where_that_is_asked_for(
     relabel: Callable[..., Any], run: Callable[..., None], write_job: Callable[..., str], folder: Path
 ) -> None:

@@ -59,6 +59,13 @@ def test_a_line_a_day_with_agreement_and_the_share_of_each_grade(look: Callable[
     assert first["pairs"] == "240"
 
 
+def test_agreement_that_rose_is_no_fall(look: Callable[..., Any]) -> None:
+    look(0, 44)
+    outcome = look(1, 40)
+    assert outcome.code == 0
+    assert "It has not fallen" in outcome.out
+
+
 def test_another_number_of_pairs_is_asked_about(look: Callable[..., Any], relabel: Relabel) -> None:
     look(0, 40)
     assert "at the look before" not in look(1, 44).out

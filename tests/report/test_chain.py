@@ -299,7 +299,7 @@ def test_a_page_says_first_that_answers_are_made_up(tmp_path: Path) -> None:
     made_up = forge_run(tmp_path / "fake", pairs, lambda _: Judgment(1), family="fake")
     built = build_report([str(made_up)], Storage())
     assert built.verdicts == [
-        "The answers of forged are made up (engine fake), so that no figure of it means anything."
+        "The answers of forged are made up (engine fake): no figure that rests on them means anything."
     ]
 
 

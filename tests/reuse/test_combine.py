@@ -260,6 +260,16 @@ def test_a_yes_no_judge_keeps_its_grades_where_the_other_is_mapped_to_two(days: 
     assert [note for note in result["notes"] if "yes_no.parquet: has 2 grades already" in note]
 
 
+def test_a_file_that_never_gives_the_highest_grade_is_asked_for_its_scale(days: Days) -> None:
+    four = judge(days, "four", {("q1", "d1"): 3, ("q1", "d2"): 0})
+    yes_no = judge(days, "yes_no", {("q1", "d1"): 1, ("q1", "d2"): 0})
+    (doubt,) = [note for note in written(days, four, yes_no)[0]["notes"] if "its labels go up to 1" in note]
+    assert f"--map-labels {yes_no}=0=0,1=3" in doubt
+    result, rows = written(days, four, yes_no, "--map-labels", f"{yes_no}=0=0,1=3")
+    assert not [note for note in result["notes"] if "its labels go up to" in note]
+    assert [row["grade"] for row in rows] == [3, 0]
+
+
 @pytest.mark.parametrize("probs", [None, [0.1, 0.9]])
 def test_a_map_that_leaves_a_judge_one_grade_is_refused(days: Days, probs: list[float] | None) -> None:
     yes_no = judge(days, "yes_no", {("q1", "d1"): 1, ("q1", "d2"): 0}, probs)

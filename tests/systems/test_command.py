@@ -282,6 +282,8 @@ def test_what_the_plan_asks_and_the_run_lacks_is_counted_and_another_file_is_ref
     review({"plan": {"documents": {"q7": ["d0"]}}}).refused(3, "plan.json: out/ecom has a label of none")
     for other in ({"plan": None}, {"plan": {"queries": ["q1"]}}, ["q1"], {"plan": {"documents": {"q1": "d0"}}}):
         review(other).refused(3, "plan.json: is not what `relabel systems … --plan --output json` prints")
+    missing = relabel("review", "out/ecom", "--queries", "plan.jsn", "--to", "look.csv", "--force")
+    missing.refused(3, "plan.jsn: no such file")
     for option in (["--pairs", "3"], ["--order", "random"], ["--second", "out/ecom"]):
         review({}, *option).refused(2, option[0], "--queries")
 
