@@ -145,6 +145,11 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
     golds = Golds(sets, options, storage)
     grades, scale_notes = scale_of(sets, golds.seen, options)
     check_scale(golds.seen, grades, where=golds.qrels, option="--map")
+    if not scale_notes and max(golds.seen, default=0) < grades - 1:
+        scale_notes = [
+            f"labels go up to {grades - 1}, and no gold grade is above {max(golds.seen, default=0)}: if these are two "
+            "scales, see --map and --map-labels"
+        ]
     release_unused()
     rows, counts, joined_by = _joined(sets, golds, grades)
     sides.check()

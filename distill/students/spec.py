@@ -683,6 +683,8 @@ def read_student(path: str | Path) -> StudentRecord:
         ManifestError: the folder holds no student, or one that this version can't read.
     """
     file = Path(path) / STUDENT_NAME
+    if not Path(path).exists():
+        raise ManifestError(f"{path}: no such folder.")
     if not file.exists():
         raise ManifestError(f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`.")
     with translate_errors("read", file):

@@ -63,14 +63,14 @@ from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
 from relabel.jobs.transfers import TransferDisplay
-from relabel.manifests.errors import ConfigError, ManifestError, RelabelError, ServerGoneError, UsageError
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, RelabelError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
 from relabel.manifests.metrics.evaluation import GateVerdict, parse_flag
 from relabel.manifests.records import as_object, plain
 from relabel.manifests.secrets import counted, keep_secret, redacted
 from relabel.manifests.specs import validate_spec
-from relabel.manifests.store import Store, open_bundle_store
+from relabel.manifests.store import LocalStore, Store, open_bundle_store
 
 # ------------------------------------------------------------------------------
 # `publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own.
@@ -238,7 +238,7 @@ def _bundle_at(text: str) -> tuple[Store, str]:
 @output_option
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
-    bundle_store = open_bundle_store(url, Storage())
+    bundle_store = _open_existing(url)
     bundles = bundles_in(bundle_store)
     rows = []
     for bundle in bundles:
@@ -246,6 +246,18 @@ def list_bundles(url: str, output: str) -> int:
         rows.append({**bundle, "channels": pointers})
     text = f"{bundle_store.url}: {counted(len(bundles), 'bundle')}\n{_table(('name', 'versions', 'channels'), rows)}"
     return emit(TextResult(text, {"url": bundle_store.url, "bundles": bundles}), output)
+
+
+def _open_existing(url: str) -> Store:
+    """The store at a place.
+
+    Raises:
+        InputError: a local folder that is not there; a mistyped one would look empty.
+    """
+    bundle_store = open_bundle_store(url, Storage())
+    if isinstance(bundle_store, LocalStore) and not Path(bundle_store.root).is_dir():
+        raise InputError(f"{url}: no such folder.")
+    return bundle_store
 
 
 def _table(keys: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
@@ -333,7 +345,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     what it is about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
-    bundle_store = open_bundle_store(url, Storage())
+    bundle_store = _open_existing(url)
     grace_s = span_s(grace, "--grace")
     found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
     has_work = found["marked"] or found["deleted"] or found["swept"]

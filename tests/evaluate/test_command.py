@@ -429,6 +429,8 @@ def test_scales_that_differ_are_not_mixed(relabel: Callable[..., Any], write_row
         3, "different scales", "two.jsonl has 2", "--map-labels"
     )
     relabel("evaluate", two, "--qrels", qrels, "--label", "label", "--grades", "3").refused(2, "--grades 3")
+    found = relabel("evaluate", three, "--qrels", qrels, "--label", "label", "--output", "json").json
+    assert any("labels go up to 2, and no gold grade is above 1" in note for note in found["notes"])
 
 
 def test_one_query_has_figures_and_no_intervals(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:

@@ -161,6 +161,8 @@ def test_a_new_channel_is_called_one(relabel: Relabel, folder: Path, store: str)
         ("show store/ecom@absent", 3, "no version absent"),
         ("gc store --grace soon", 2, "want a length"),
         ("gc store --keep 0", 2, "--keep"),
+        ("gc stor", 3, "stor: no such folder"),
+        ("list stor", 3, "stor: no such folder"),
     ],
 )
 def test_what_can_not_be_done_is_reported(
