@@ -116,6 +116,29 @@ def label(
     return Labelled(pl.concat(tables).sort("row_id"), done)
 
 
+def trained(work: Work, name: str, pairs: pl.DataFrame, labeler: dict[str, Any], **train: Any) -> Done:
+    """Adapters of the model, trained on the grades of pairs (column `gold`), in the folder `name`.
+
+    A call that was stopped goes on from its last checkpoint.
+    """
+    file = work.folder / f"{name}-pairs.parquet"
+    if not file.exists():
+        pairs.write_parquet(file)
+    values = {
+        "name": name,
+        "method": "sft",
+        "init": work.model,
+        "labeler": labeler,
+        "data": {"gold": {"path": str(file), "grade": "gold"}},
+        "lora": {"r": 8, "alpha": 16},
+        "train": {"precision": "bf16", "device": "cpu", "save_every": 25, **train},
+        "output": str(work.folder / name),
+    }
+    spec = work.folder / f"{name}.yaml"
+    spec.write_text(json.dumps(values), encoding="utf-8")
+    return relabel_once(work.folder, f"{name}-train", "train", spec, "--resume", "--done-ok")
+
+
 # ------------------------------------------------------------------------------
 # Pairs.
 
