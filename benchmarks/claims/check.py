@@ -1,6 +1,6 @@
 """Compute every figure of docs/claims/figures.json again, by other code and other libraries, to 1e-9.
 
-    RELABEL_DATA=FOLDER python -m benchmarks.claims.check [--runs FOLDER]
+    RELABEL_DATA=FOLDER python -m benchmarks.claims.check [--runs FOLDER] [--claims NAMES]
 
 Values are scikit-learn's, SciPy's and ir_measures'; resamples are made by weights of rows, not by counts of queries.
 Nothing is imported from the pages' code. Shared with it are the seeds (few-humans too: its draws are drawn again from
@@ -47,7 +47,9 @@ def main() -> None:
     """Compare all figures of published labels; ends with 1 where one differs, or one side has more."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="The folder that a page of a small model was made with (`--to`).")
-    folder = parser.parse_args().runs
+    parser.add_argument("--claims", help="Names of pages, by commas: these alone.")
+    asked = parser.parse_args()
+    folder = asked.runs
     data = Path(os.environ["RELABEL_DATA"])
     page = json.loads(FIGURES.read_text(encoding="utf-8"))
     checks: dict[str, Callable[[Path], Iterator[Found]]] = {
@@ -62,7 +64,12 @@ def main() -> None:
         "sections": sections,
     }
     of_runs: dict[str, tuple[str, Callable[[Path], Iterator[Found]]]] = {
+        "prompted-or-trained": ("real-base", prompted_or_trained),
         "number-of-documents": ("number-of-documents.json", number_of_documents),
+        "several-tries": ("reasoning-base", several_tries),
+        "one-stage-or-two": ("r3a-1", one_stage_or_two),
+        "distilled-student": ("student-scores", distilled_student),
+        "complexity": ("complexity-scores", complexity),
         "enough": ("review", enough),
     }
     places = dict.fromkeys(checks, data)
@@ -70,6 +77,8 @@ def main() -> None:
         if folder is not None and (folder / run).exists():
             checks[claim] = check
             places[claim] = folder
+    if asked.claims is not None:
+        checks = {claim: checks[claim] for claim in asked.claims.split(",")}
     wrong = []
     for claim, check in checks.items():
         started = time.process_time()
@@ -791,6 +800,179 @@ def read(text: str, some: list[re.Match[str]]) -> str:
 def labels_of(run: Path) -> list[dict[str, object]]:
     """All rows."""
     return [row for path in sorted(run.glob("labels/**/*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def said(run: Path, asked: list[dict[str, object]], column: str = "grade") -> list[object]:
+    """What a run says of each pair, None without a label."""
+    held = {(row["query_id"], row["doc_id"]): row[column] for row in labels_of(run)}
+    return [held.get((row["query_id"], row["doc_id"])) for row in asked]
+
+
+def gold_of(asked: list[dict[str, object]]) -> np.ndarray:
+    """Human grades."""
+    return np.array([row["gold"] for row in asked])
+
+
+def weights_of(name: str, asked: list[dict[str, object]]) -> np.ndarray:
+    """Of each row in each resample of queries, [R, N]."""
+    queries, place = np.unique([str(row["query_id"]) for row in asked], return_inverse=True)
+    return weights(name, len(queries))[:, place]
+
+
+def share(is_right: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The weighted mean in each resample."""
+    return np.array([np.average(is_right, weights=one) for one in weight])
+
+
+def cpu_of(runs: Path, command: str) -> float:
+    """CPU seconds, as they were taken."""
+    return float(json.loads((runs / f"{command}.json").read_text(encoding="utf-8"))["cpu_s"])
+
+
+def macro(gold: np.ndarray, grades: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
+    """Macro F1 of the rows, and of each resample."""
+
+    def of(sample_weight: np.ndarray | None) -> float:
+        numbers = np.unique(gold)
+        return float(
+            f1_score(gold, grades, average="macro", labels=numbers, sample_weight=sample_weight, zero_division=0)
+        )
+
+    return of(None), np.array([of(one) for one in weight])
+
+
+def prompted_or_trained(runs: Path) -> Iterator[Found]:
+    """B1."""
+    asked = pq.read_table(runs / "real-base.parquet").to_pylist()
+    gold, weight = gold_of(asked), weights_of("crowdflower", asked)
+    folders = {"base": "real-base"} | {f"seed {seed}": f"real-seed-{seed}-run" for seed in (1, 2, 3)}
+    found = {}
+    for who, folder in folders.items():
+        value, many = found[who] = macro(gold, np.array(said(runs / folder, asked)), weight)
+        yield percentiles(f"f1 {who}", value, many)
+        zero = np.array([probs[0] for probs in said(runs / folder, asked, "probs")])  # type: ignore[index]
+        areas = np.array([roc_auc_score(gold == 0, zero, sample_weight=one) for one in weight])
+        yield percentiles(f"area {who}", roc_auc_score(gold == 0, zero), areas)
+        if who != "base":
+            yield alone(f"minutes {who}", cpu_of(runs, folder.replace("-run", "-train")) / 60)
+    less, many_less = [], []
+    for who in list(folders)[1:]:
+        less.append(found[who][0] - found["base"][0])
+        many_less.append(found[who][1] - found["base"][1])
+        yield percentiles(f"difference {who}", less[-1], many_less[-1])
+    drawn = np.random.default_rng(7).integers(0, 3, (RESAMPLES, 3))
+    mean = np.array([np.mean([many_less[seed][row] for seed in some]) for row, some in enumerate(drawn)])
+    yield percentiles("difference", np.mean(less), mean)
+    yield alone("smallest", effect(mean))
+    yield alone("seeds deviation", stats.tstd(less))
+    composed = pq.read_table(runs / "base.parquet").to_pylist()
+    gold, weight = gold_of(composed), weights_of("shop", composed)
+    f1, right = {}, {}
+    for who in ("base", "trained"):
+        grades = np.array(said(runs / who, composed))
+        f1[who] = macro(gold, grades, weight)
+        right[who] = (grades == gold).astype(float)
+        yield percentiles(f"composed f1 {who}", *f1[who])
+    yield percentiles("composed difference", f1["trained"][0] - f1["base"][0], f1["trained"][1] - f1["base"][1])
+    gain = right["trained"] - right["base"]
+    yield percentiles("composed accuracy", gain.mean(), share(gain, weight))
+
+
+def several_tries(runs: Path) -> Iterator[Found]:
+    """B3."""
+    numbers = (1, 2, 4, 8)
+    asked = pq.read_table(runs / "reasoning-base.parquet").to_pylist()
+    gold = gold_of(asked)
+    passed: dict[str, np.ndarray] = {}
+    for who in ("base", "adapter", "trained"):
+        answers = np.full((len(asked), 8), -1)
+        for row, samples in enumerate(said(runs / f"reasoning-{who}", asked, "samples")):
+            for place, sample in enumerate(samples or []):  # type: ignore[call-overload]
+                answers[row, place] = -1 if sample["grade"] is None else sample["grade"]
+        right = answers == gold[:, None]
+        sets = {k: np.array(list(itertools.combinations(range(8), k))) for k in numbers}
+        passed[who] = np.array([right[:, some].any(2).mean(1) for some in sets.values()])
+        frequency = np.array([np.mean(answers == grade) for grade in gold])
+        for k, value in zip(numbers, passed[who], strict=True):
+            yield alone(f"pass@{k} {who}, reasoning", value.mean())
+            yield alone(f"pass@{k} {who}, reasoning, guesser", stats.binom.sf(0, k, frequency).mean())
+    yield from less_of("reasoning ", passed["trained"] - passed["base"], weights_of("reasoning tries", asked))
+    asked = pq.read_table(runs / "base.parquet").to_pylist()
+    gold = gold_of(asked)
+    for who in ("base", "trained"):
+        probs = np.array(said(runs / who, asked, "probs"))
+        right = np.choose(gold, probs.T)
+        frequency = np.choose(gold, np.mean(probs, axis=0)[:, None])
+        passed[who] = np.array([stats.binom.sf(0, k, right) for k in numbers])
+        for k, value in zip(numbers, passed[who], strict=True):
+            yield alone(f"pass@{k} {who}", value.mean())
+            yield alone(f"pass@{k} {who}, guesser", stats.binom.sf(0, k, frequency).mean())
+    yield from less_of("", passed["trained"] - passed["base"], weights_of("shop", asked))
+
+
+def less_of(name: str, less: np.ndarray, weight: np.ndarray) -> Iterator[Found]:
+    """Differences by number of tries, [4, N]."""
+    for k, value in zip((1, 2, 4, 8), less, strict=True):
+        many = share(value, weight)
+        yield percentiles(f"{name}difference {k}", value.mean(), many)
+    yield alone(f"{name}smallest", effect(many))
+
+
+def one_stage_or_two(runs: Path) -> Iterator[Found]:
+    """B4."""
+    asked = pq.read_table(runs / "r3a-1.parquet").to_pylist()
+    gold, weight = gold_of(asked), weights_of("one stage or two", asked)
+    right, cost = {}, {}
+    for number in (2, 1):
+        run = f"r3a-{number}"
+        right[number] = np.array(
+            [one == grade for one, grade in zip(said(runs / run, asked), gold, strict=True)], float
+        )
+        yield percentiles(f"accuracy {number}", right[number].mean(), share(right[number], weight))
+        held = json.loads((runs / f"{run}-run.json").read_text(encoding="utf-8"))
+        stages = held["facts"]["stages"].values()
+        read_tokens, written = (sum(one[kind] for one in stages) for kind in ("prompt_tokens", "output_tokens"))
+        cost[number] = {"cpu": held["cpu_s"], "read": read_tokens, "written": written}
+        for kind, amount in cost[number].items():
+            yield alone(f"{kind} {number}", amount / len(asked))
+    for kind in ("cpu", "read", "written"):
+        yield alone(f"{kind} ratio", cost[2][kind] / cost[1][kind])
+    less = right[2] - right[1]
+    many = share(less, weight)
+    yield percentiles("difference", less.mean(), many)
+    yield alone("smallest", effect(many))
+
+
+def distilled_student(runs: Path) -> Iterator[Found]:
+    """B5."""
+    asked = pq.read_table(runs / "judged.parquet").to_pylist()
+    gold, weight = gold_of(asked), weights_of("distilled student", asked)
+    right = {}
+    for who, run in (("larger", "trained"), ("student", "student-scores")):
+        right[who] = (np.array(said(runs / run, asked)) == gold).astype(float)
+        yield percentiles(f"accuracy {who}", right[who].mean(), share(right[who], weight))
+    less = right["student"] - right["larger"]
+    many = share(less, weight)
+    yield percentiles("difference", less.mean(), many)
+    yield alone("smallest", effect(many))
+    yield alone("differing", np.count_nonzero(less) / len(less))
+    yield alone("cpu larger", cpu_of(runs, "trained-run") / pq.read_metadata(runs / "trained.parquet").num_rows)
+    yield alone("cpu student", cpu_of(runs, "student-score") / len(asked))
+
+
+def complexity(runs: Path) -> Iterator[Found]:
+    """B6."""
+    asked = pq.read_table(runs / "hand.parquet").to_pylist()
+    gold, weight = gold_of(asked), weights("complexity", len(asked))
+    found = {}
+    for who, run in (("teacher", "hand"), ("student", "complexity-scores")):
+        score = np.array([probs[1] for probs in said(runs / run, asked, "probs")])  # type: ignore[index]
+        many = np.array([roc_auc_score(gold, score, sample_weight=one) for one in weight])
+        found[who] = float(roc_auc_score(gold, score)), many
+        yield percentiles(f"area {who}", *found[who])
+    many = found["student"][1] - found["teacher"][1]
+    yield percentiles("difference", found["student"][0] - found["teacher"][0], many)
+    yield alone("smallest", effect(many))
 
 
 def number_of_documents(runs: Path) -> Iterator[Found]:

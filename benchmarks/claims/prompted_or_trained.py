@@ -231,10 +231,12 @@ def on_real(work: Work) -> tuple[Judged, list[float]]:
     learned, asked = crowdflower(work)
     labeler = {"name": "direct", "grades": 4, "templates": str(templates(work.folder / "templates-4"))}
     labels = {"base": label(work, "real-base", asked, labeler).rows}
+    learned.write_parquet(work.folder / "real-learned.parquet")
+    data = {"gold": {"path": str(work.folder / "real-learned.parquet"), "grade": "gold"}}
     minutes = []
     for seed in SEEDS:
         name = f"real-seed-{seed}"
-        minutes.append(trained(work, name, learned, labeler, seed=seed, **TRAINING).cpu_s / 60)
+        minutes.append(trained(work, name, data, labeler, seed=seed, **TRAINING).cpu_s / 60)
         adapter = str(work.folder / name / "adapter")
         labels[f"seed {seed}"] = label(work, f"{name}-run", asked, labeler, lora=adapter).rows
     return judged(asked, labels), minutes

@@ -116,20 +116,22 @@ def label(
     return Labelled(pl.concat(tables).sort("row_id"), done)
 
 
-def trained(work: Work, name: str, pairs: pl.DataFrame, labeler: dict[str, Any], **train: Any) -> Done:
-    """Adapters of the model, trained on the grades of pairs (column `gold`), in the folder `name`.
+def trained(work: Work, name: str, data: dict[str, Any], labeler: dict[str, Any], **train: Any) -> Done:
+    """Adapters of the model, trained on runs or grades, in the folder `name`, whose weights have them added.
 
     A call that was stopped goes on from its last checkpoint.
+
+    Args:
+        data: the spec's.
+        labeler: whose answers are learned.
+        train: settings of the training.
     """
-    file = work.folder / f"{name}-pairs.parquet"
-    if not file.exists():
-        pairs.write_parquet(file)
     values = {
         "name": name,
         "method": "sft",
         "init": work.model,
         "labeler": labeler,
-        "data": {"gold": {"path": str(file), "grade": "gold"}},
+        "data": data,
         "lora": {"r": 8, "alpha": 16},
         "train": {"precision": "bf16", "device": "cpu", "save_every": 25, **train},
         "output": str(work.folder / name),
