@@ -852,7 +852,7 @@ def prompted_or_trained(runs: Path) -> Iterator[Found]:
     for who, folder in folders.items():
         value, many = found[who] = macro(gold, np.array(said(runs / folder, asked)), weight)
         yield percentiles(f"f1 {who}", value, many)
-        zero = np.array([probs[0] for probs in said(runs / folder, asked, "probs")])  # type: ignore[index]
+        zero = np.array([probs[0] for probs in said(runs / folder, asked, "probs")])
         areas = np.array([roc_auc_score(gold == 0, zero, sample_weight=one) for one in weight])
         yield percentiles(f"area {who}", roc_auc_score(gold == 0, zero), areas)
         if who.startswith("seed"):
@@ -889,7 +889,7 @@ def several_tries(runs: Path) -> Iterator[Found]:
     for who in ("base", "adapter", "trained"):
         answers = np.full((len(asked), 8), -1)
         for row, samples in enumerate(said(runs / f"reasoning-{who}", asked, "samples")):
-            for place, sample in enumerate(samples or []):  # type: ignore[call-overload]
+            for place, sample in enumerate(samples or []):
                 answers[row, place] = -1 if sample["grade"] is None else sample["grade"]
         right = answers == gold[:, None]
         sets = {k: np.array(list(itertools.combinations(range(8), k))) for k in numbers}
@@ -968,7 +968,7 @@ def complexity(runs: Path) -> Iterator[Found]:
     gold, weight = gold_of(asked), weights("complexity", len(asked))
     found = {}
     for who, run in (("teacher", "hand"), ("student", "complexity-scores")):
-        score = np.array([probs[1] for probs in said(runs / run, asked, "probs")])  # type: ignore[index]
+        score = np.array([probs[1] for probs in said(runs / run, asked, "probs")])
         many = np.array([roc_auc_score(gold, score, sample_weight=one) for one in weight])
         found[who] = float(roc_auc_score(gold, score)), many
         yield percentiles(f"area {who}", *found[who])

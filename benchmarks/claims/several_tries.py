@@ -7,7 +7,7 @@ pass@k is the chance that one of k answers has the human's grade.
 The rule of the tries that reason, set before their first run. Of `jobs/demo/shop.jsonl`, 60 queries and one pair of
 each are drawn by a seed, 20 of each grade. Base is SmolLM2-135M. Trained is the same with the adapter that relabel
 ships, which learned grades without reasoning from other searches (`teach.jsonl`), and then with adapters that learned
-to reason: it answers 480 pairs of `teach.jsonl` once, and its answers whose grade is the human's are learned, half of
+to reason: it answers 320 pairs of `teach.jsonl` once, and its answers whose grade is the human's are learned, half of
 their reasoning's tokens masked (`relabel train`, `sft`: rejection sampling). Every model answers each pair eight times
 (`r1`, temperature 1, 32 tokens of reasoning, one attempt); pass@k is the mean over all sets of k of the eight answers,
 and an unreadable one is wrong. The claim's figure is pass@8, trained less base, and the line is 0; the interval is over
@@ -64,7 +64,7 @@ TRIES = (1, 2, 4, 8)
 LINE = 0.0
 NUM_GRADES = 3
 NUM_ASKED = 60
-NUM_LEARNED = 480
+NUM_LEARNED = 320
 TRAINING = {
     "epochs": 2,
     "batch_size": 8,
