@@ -73,7 +73,9 @@ def relabel_once(folder: Path, name: str, *arguments: object) -> Done:
     if not file.exists():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-P", "-m", "relabel", *map(str, arguments), "--output", "json"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        # a variable RELABEL_… is a key of the command's spec, and that of `train` has a key `data`
+        known = {name: value for name, value in os.environ.items() if name != "RELABEL_DATA"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=known)
         if done.returncode not in (0, 10, 30):
             raise SystemExit(f"relabel {arguments[0]}: exit {done.returncode}")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
