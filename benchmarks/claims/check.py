@@ -886,7 +886,7 @@ def several_tries(runs: Path) -> Iterator[Found]:
     asked = pq.read_table(runs / "reasoning-base.parquet").to_pylist()
     gold = gold_of(asked)
     passed: dict[str, np.ndarray] = {}
-    for who in ("base", "adapter", "trained"):
+    for who in ("base", "trained"):
         answers = np.full((len(asked), 8), -1)
         for row, samples in enumerate(said(runs / f"reasoning-{who}", asked, "samples")):
             for place, sample in enumerate(samples or []):

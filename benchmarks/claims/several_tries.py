@@ -7,9 +7,9 @@ pass@k is the chance that one of k answers has the human's grade.
 The rule of the tries that reason, set before their first run. Of `jobs/demo/shop.jsonl`, 60 queries and one pair of
 each are drawn by a seed, 20 of each grade. Base is SmolLM2-135M. Trained is the same with the adapter that relabel
 ships, which learned grades without reasoning from other searches (`teach.jsonl`), and then with adapters that learned
-to reason: it answers 320 pairs of `teach.jsonl` once, and its answers whose grade is the human's are learned, half of
+to reason: it answers 240 pairs of `teach.jsonl` once, and its answers whose grade is the human's are learned, half of
 their reasoning's tokens masked (`relabel train`, `sft`: rejection sampling). Every model answers each pair eight times
-(`r1`, temperature 1, 32 tokens of reasoning, one attempt); pass@k is the mean over all sets of k of the eight answers,
+(`r1`, temperature 1, 24 tokens of reasoning, one attempt); pass@k is the mean over all sets of k of the eight answers,
 and an unreadable one is wrong. The claim's figure is pass@8, trained less base, and the line is 0; the interval is over
 queries, which are the pairs. Sixty pairs show no difference below .15 or so.
 
@@ -64,7 +64,7 @@ TRIES = (1, 2, 4, 8)
 LINE = 0.0
 NUM_GRADES = 3
 NUM_ASKED = 60
-NUM_LEARNED = 320
+NUM_LEARNED = 240
 TRAINING = {
     "epochs": 2,
     "batch_size": 8,
@@ -154,10 +154,10 @@ def claim(work: Work) -> Claim:
             *(line for model in (base, trained_one) for line in lines(model)),
         ],
         how=command_of("several_tries") + "The line is 0. All models are SmolLM2-135M, one training each; pairs are "
-        "the composed searches of `jobs/demo/shop.jsonl`, easier than real ones, which no model saw. “Adapter” has the "
-        "one that relabel ships, which learned grades alone. “Trained” learned after it from its own right answers to "
-        f"{NUM_LEARNED} other searches, half of their reasoning masked; the paper's was trained by GRPO. Reasoning has "
-        "32 tokens at most, temperature 1; an unreadable answer is wrong. Tries without reasoning draw from the "
+        "the composed searches of `jobs/demo/shop.jsonl`, easier than real ones, which no model saw. The trained one "
+        "has the adapter that relabel ships, which learned grades alone, and then learned from its own right answers "
+        f"to {NUM_LEARNED} other searches, half of their reasoning masked; the paper's was trained by GRPO. Reasoning has "
+        "24 tokens at most, temperature 1; an unreadable answer is wrong. Tries without reasoning draw from the "
         "grades' distribution (`direct`), base against adapter. A guesser draws from the model's mean distribution and "
         "does not read the pair.",
         gpu="the paper's models, reasoning at length: `r3a`, `--set engine.model=…`",
@@ -194,20 +194,20 @@ def asked_of(pairs: pl.DataFrame) -> pl.DataFrame:
 
 
 def reasoning(work: Work, asked: pl.DataFrame) -> dict[str, Model]:
-    """Of eight answers each: the base model, the one with the shipped adapter, and the one that learned to reason."""
+    """Of eight answers each: the base model, and the one that learned to reason."""
     labeler = {
         "name": "r1",
         "grades": NUM_GRADES,
         "templates": str(templates(work.folder / "templates-r1")),
         "temperature": 1.0,
         "attempts": 1,
-        "max_think_tokens": 32,
+        "max_think_tokens": 24,
     }
     adapted = replace(work, model=str(with_adapter(work)))
     name = "reasoning"
     lessons = lessons_of(adapted, labeler)
     trained(adapted, name, lessons, labeler, **TRAINING)
-    models = {"base": work, "adapter": adapted, "trained": replace(work, model=str(work.folder / name))}
+    models = {"base": work, "trained": replace(work, model=str(work.folder / name))}
     sampled = labeler | {"samples": max(TRIES)}
     return {
         who: tried(f"{who}, reasoning", label(one, f"{name}-{who}", asked, sampled).rows, asked)
