@@ -156,8 +156,8 @@ def claim(work: Work) -> Claim:
         how=command_of("several_tries") + "The line is 0. All models are SmolLM2-135M, one training each; pairs are "
         "the composed searches of `jobs/demo/shop.jsonl`, easier than real ones, which no model saw. The trained one "
         "has the adapter that relabel ships, which learned grades alone, and then learned from its own right answers "
-        f"to {NUM_LEARNED} other searches, half of their reasoning masked; the paper's was trained by GRPO. Reasoning has "
-        "24 tokens at most, temperature 1; an unreadable answer is wrong. Tries without reasoning draw from the "
+        f"to {NUM_LEARNED} other searches, half of their reasoning masked; the paper's was trained by GRPO. "
+        "Reasoning has 24 tokens at most, temperature 1; an unreadable answer is wrong. Tries without reasoning draw from the "
         "grades' distribution (`direct`), base against adapter. A guesser draws from the model's mean distribution and "
         "does not read the pair.",
         gpu="the paper's models, reasoning at length: `r3a`, `--set engine.model=…`",
