@@ -103,6 +103,7 @@ def claim(work: Work) -> Claim:
         ],
         how=command_of("distilled_student") + "The line is 0. In the paper the teacher is a third model, better than "
         "both; here the larger model is the teacher, so that a student above it would be above its own teacher. "
+        "An earlier run trained a student that was right in 2 pairs fewer: -.142 (-.200 to -.079). "
         "Searches are composed ones (`jobs/demo/shop.jsonl`), easier than real ones. On real searches, a student of "
         "Qwen2.5-1.5B's labels with 1,700 further queries had 1.00 (.89 to 1.09) of its teacher's AUC above chance "
         "(`benchmarks/headline_cpu_2026-11-24.md`, not run again). CPU seconds are those of whole commands, over "
