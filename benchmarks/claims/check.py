@@ -66,7 +66,8 @@ def main() -> None:
     of_runs: dict[str, tuple[str, Callable[[Path], Iterator[Found]]]] = {
         "prompted-or-trained": ("real-base", prompted_or_trained),
         "number-of-documents": ("number-of-documents.json", number_of_documents),
-        "several-tries": ("reasoning-base", several_tries),
+        "several-tries": ("trained", several_tries),
+        "reasoning-tries": ("reasoning-trained", reasoning_tries),
         "one-stage-or-two": ("r3a-1", one_stage_or_two),
         "distilled-student": ("student-scores", distilled_student),
         "complexity": ("complexity-scores", complexity),
@@ -880,44 +881,51 @@ def prompted_or_trained(runs: Path) -> Iterator[Found]:
     yield percentiles("composed accuracy", gain.mean(), share(gain, weight))
 
 
+TRIES = (1, 2, 4, 8)
+
+
 def several_tries(runs: Path) -> Iterator[Found]:
-    """B3."""
-    numbers = (1, 2, 4, 8)
+    """B3, of distributions."""
+    asked = pq.read_table(runs / "base.parquet").to_pylist()
+    gold = gold_of(asked)
+    passed = {}
+    for who in ("base", "trained"):
+        probs = np.array(said(runs / who, asked, "probs"))
+        right = np.choose(gold, probs.T)
+        frequency = np.choose(gold, np.mean(probs, axis=0)[:, None])
+        passed[who] = np.array([stats.binom.sf(0, k, right) for k in TRIES])
+        for k, value in zip(TRIES, passed[who], strict=True):
+            yield alone(f"pass@{k} {who}", value.mean())
+            yield alone(f"pass@{k} {who}, guesser", stats.binom.sf(0, k, frequency).mean())
+    yield from less_of(passed["trained"] - passed["base"], weights_of("shop", asked))
+
+
+def reasoning_tries(runs: Path) -> Iterator[Found]:
+    """B3, of answers that reason."""
     asked = pq.read_table(runs / "reasoning-base.parquet").to_pylist()
     gold = gold_of(asked)
-    passed: dict[str, np.ndarray] = {}
+    passed = {}
     for who in ("base", "trained"):
         answers = np.full((len(asked), 8), -1)
         for row, samples in enumerate(said(runs / f"reasoning-{who}", asked, "samples")):
             for place, sample in enumerate(samples or []):
                 answers[row, place] = -1 if sample["grade"] is None else sample["grade"]
         right = answers == gold[:, None]
-        sets = {k: np.array(list(itertools.combinations(range(8), k))) for k in numbers}
-        passed[who] = np.array([right[:, some].any(2).mean(1) for some in sets.values()])
+        sets = [np.array(list(itertools.combinations(range(8), k))) for k in TRIES]
+        passed[who] = np.array([right[:, some].any(2).mean(1) for some in sets])
         frequency = np.array([np.mean(answers == grade) for grade in gold])
-        for k, value in zip(numbers, passed[who], strict=True):
-            yield alone(f"pass@{k} {who}, reasoning", value.mean())
-            yield alone(f"pass@{k} {who}, reasoning, guesser", stats.binom.sf(0, k, frequency).mean())
-    yield from less_of("reasoning ", passed["trained"] - passed["base"], weights_of("reasoning tries", asked))
-    asked = pq.read_table(runs / "base.parquet").to_pylist()
-    gold = gold_of(asked)
-    for who in ("base", "trained"):
-        probs = np.array(said(runs / who, asked, "probs"))
-        right = np.choose(gold, probs.T)
-        frequency = np.choose(gold, np.mean(probs, axis=0)[:, None])
-        passed[who] = np.array([stats.binom.sf(0, k, right) for k in numbers])
-        for k, value in zip(numbers, passed[who], strict=True):
+        for k, value in zip(TRIES, passed[who], strict=True):
             yield alone(f"pass@{k} {who}", value.mean())
             yield alone(f"pass@{k} {who}, guesser", stats.binom.sf(0, k, frequency).mean())
-    yield from less_of("", passed["trained"] - passed["base"], weights_of("shop", asked))
+    yield from less_of(passed["trained"] - passed["base"], weights_of("reasoning tries", asked))
 
 
-def less_of(name: str, less: np.ndarray, weight: np.ndarray) -> Iterator[Found]:
+def less_of(less: np.ndarray, weight: np.ndarray) -> Iterator[Found]:
     """Differences by number of tries, [4, N]."""
-    for k, value in zip((1, 2, 4, 8), less, strict=True):
+    for k, value in zip(TRIES, less, strict=True):
         many = share(value, weight)
-        yield percentiles(f"{name}difference {k}", value.mean(), many)
-    yield alone(f"{name}smallest", effect(many))
+        yield percentiles(f"difference {k}", value.mean(), many)
+    yield alone("smallest", effect(many))
 
 
 def one_stage_or_two(runs: Path) -> Iterator[Found]:
