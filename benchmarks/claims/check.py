@@ -842,6 +842,9 @@ def macro(gold: np.ndarray, grades: np.ndarray, weight: np.ndarray) -> tuple[flo
     return of(None), np.array([of(one) for one in weight])
 
 
+SEEDS = (1, 2)
+
+
 def prompted_or_trained(runs: Path) -> Iterator[Found]:
     """B1."""
     asked = pq.read_table(runs / "real-base.parquet").to_pylist()
@@ -863,7 +866,7 @@ def prompted_or_trained(runs: Path) -> Iterator[Found]:
         less.append(found[who][0] - found["base"][0])
         many_less.append(found[who][1] - found["base"][1])
         yield percentiles(f"difference {who}", less[-1], many_less[-1])
-    drawn = np.random.default_rng(7).integers(0, 3, (RESAMPLES, 3))
+    drawn = np.random.default_rng(7).integers(0, len(SEEDS), (RESAMPLES, len(SEEDS)))
     mean = np.array([np.mean([many_less[seed][row] for seed in some]) for row, some in enumerate(drawn)])
     yield percentiles("difference", np.mean(less), mean)
     yield alone("smallest", effect(mean))
