@@ -842,7 +842,7 @@ def macro(gold: np.ndarray, grades: np.ndarray, weight: np.ndarray) -> tuple[flo
     return of(None), np.array([of(one) for one in weight])
 
 
-SEEDS = (1, 2)
+SEEDS = (1, 2, 3)
 
 
 def prompted_or_trained(runs: Path) -> Iterator[Found]:
@@ -850,7 +850,7 @@ def prompted_or_trained(runs: Path) -> Iterator[Found]:
     asked = pq.read_table(runs / "real-base.parquet").to_pylist()
     gold, weight = gold_of(asked), weights_of("crowdflower", asked)
     folders = {"base": "real-base", "adapter": "real-adapter"} | {
-        f"seed {seed}": f"real-seed-{seed}-run" for seed in (1, 2, 3)
+        f"seed {seed}": f"real-seed-{seed}-run" for seed in SEEDS
     }
     found = {}
     for who, folder in folders.items():
