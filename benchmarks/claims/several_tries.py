@@ -81,7 +81,9 @@ def claim(work: Work) -> Claim:
         title="A base model stays below a trained one, however often it tries",
         source="R3A, Figure 3a",
         answer=f"With one try the trained model is right in {mean[0]:.0%} of pairs and the base model in "
-        f"{base.passed.mean(0)[0]:.0%}; with eight tries in {mean[-1]:.0%} and {base.passed.mean(0)[-1]:.0%}.",
+        f"{base.passed.mean(0)[0]:.0%}; with eight tries in {mean[-1]:.0%} and {base.passed.mean(0)[-1]:.0%}, where "
+        f"eight draws of a grade that do not read the pair find it in {trained.guessed.mean(0)[-1]:.0%} and "
+        f"{base.guessed.mean(0)[-1]:.0%}.",
         here=verdict(differences[-1], LINE),
         there=NO_N,
         n=Row("n", f"{len(pairs)} composed pairs, {num_queries} queries", "a figure"),

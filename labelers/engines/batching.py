@@ -264,9 +264,11 @@ class Forward:
             return True
         difference = self._difference([ids])
         if not difference < limit:
+            is_exact = self.model.dtype == torch.float32
+            advice = "try vllm" if is_exact else "try engine.args.dtype: float32, where rounding is no cause, or vllm"
             raise ModelError(
-                f"models of type {self.model.config.model_type} can't be run by this engine: its logits are off by "
-                f"{difference:.3g} standard deviations (limit {limit}) against the model's own; try vllm."
+                f"this model of type {self.model.config.model_type} can't be run by this engine: its logits are off by "
+                f"{difference:.3g} standard deviations (limit {limit}) against the model's own; {advice}."
             )
         return False
 

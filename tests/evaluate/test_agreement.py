@@ -234,6 +234,7 @@ def test_an_undefined_figure_never_passes_on_either_side() -> None:
         "value": None,
         "bound": 1.0,
         "has_passed": False,
+        "interval": None,
     }
 
 
