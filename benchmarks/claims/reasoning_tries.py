@@ -115,8 +115,9 @@ def claim(work: Work) -> Claim:
         "composed searches of `jobs/demo/shop.jsonl`, easier than real ones, which neither saw. The trained one has "
         "the adapter that relabel ships, which learned grades alone, and then learned from its own right answers to "
         f"{NUM_LEARNED} other searches, half of their reasoning masked; the paper's was trained by GRPO. Reasoning has "
-        "24 tokens at most, temperature 1; an unreadable answer is wrong. A guesser draws from the model's mean "
-        "distribution and does not read the pair.",
+        "24 tokens at most, temperature 1; an unreadable answer is wrong. Both answer in float32 (`--dtype float32`): "
+        "in bfloat16 the engine finds the trained model's logits too far from its own. A guesser draws from the "
+        "model's mean distribution and does not read the pair.",
         gpu="the paper's models, reasoning at length: `r3a`, `--set engine.model=…`",
         draw=lambda axes: draw(axes, list(models.values())),
     )
