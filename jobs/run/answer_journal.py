@@ -44,9 +44,11 @@ FOLDER = "journal"
 VERSION = 2
 VERSION_BY_LINE = 1
 """Of files that hold an answer a line; they are read, too."""
+APPEND_EVERY_S = 0.5
+"""Seconds between two flushes to a disk. More often, and answers are written that are committed a moment later."""
 PUT_EVERY_S = 0.75
 """Seconds between two flushes to a store, where each is a request that is paid for: with a turn of the loop between,
-what a kill loses is a second's answers. On a disk each turn of the loop writes, and a kill loses a quarter of that.
+what a kill loses is a second's answers.
 """
 FEW_ANSWERS = 16
 PUT_FEW_EVERY_S = 5.0
@@ -135,7 +137,7 @@ class AnswerJournal:
         self._header = _sealed([header], hashlib.sha256())
         self._seal = hashlib.sha256(self._header)
         self._prefix = f"{worker}-{secrets.token_hex(4)}"
-        self._every_s = 0.0 if isinstance(store, LocalStore) else PUT_EVERY_S
+        self._every_s = APPEND_EVERY_S if isinstance(store, LocalStore) else PUT_EVERY_S
         self._next_s = time.perf_counter() + self._every_s
         self._flushed_s = time.perf_counter()
         self._open: dict[ChunkId, ChunkWork] = {}

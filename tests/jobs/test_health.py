@@ -146,6 +146,7 @@ def labeler(request: pytest.FixtureRequest) -> type[Labeler]:
 def test_an_engine_gone_bad_ends_the_run_early_and_all_its_rows_stay_open(
     how: str, before: int, labeler: type[Labeler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("relabel.jobs.run.answer_journal.APPEND_EVERY_S", 0.0)
     monkeypatch.setattr("relabel.jobs.run.loop.CHECK_EVERY_S", 0.0)
     engine = GoesBad((READABLE | ABSENT)[how], before)
     works = chunks_of(*[4] * 200, queries=160)
