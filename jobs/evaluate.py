@@ -95,6 +95,7 @@ DEFAULT_LABEL = "grade"
 """Column of labels, where `--label` names no other."""
 MOST_GRADES = 10
 """As many as a labeler may have."""
+TWO_SCALES = "if these are two scales, see --map and --map-labels"
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,9 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
     golds = Golds(sets, options, storage)
     grades, scale_notes = scale_of(sets, golds.seen, options)
     check_scale(golds.seen, grades, where=golds.qrels, option="--map")
-    if not scale_notes and max(golds.seen, default=0) < grades - 1:
-        scale_notes = [
-            f"labels go up to {grades - 1}, and no gold grade is above {max(golds.seen, default=0)}: if these are two "
-            "scales, see --map and --map-labels"
-        ]
+    highest_gold = max(golds.seen, default=0)
+    if not scale_notes and highest_gold < grades - 1:
+        scale_notes = [f"labels go up to {grades - 1}, and no gold grade is above {highest_gold}: {TWO_SCALES}"]
     release_unused()
     rows, counts, joined_by = _joined(sets, golds, grades)
     sides.check()
@@ -665,10 +664,7 @@ def _scale_of_grades(highest: int, highest_gold: int) -> tuple[int, list[str]]:
         )
     note = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
     if highest != highest_gold:
-        note += (
-            f". Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
-            "--map-labels"
-        )
+        note += f". Labels go up to {highest}, gold grades to {highest_gold}: {TWO_SCALES}"
     return grades, [note]
 
 

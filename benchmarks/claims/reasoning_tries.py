@@ -27,17 +27,13 @@ from benchmarks.claims.page import (
     Claim,
     Figure,
     Row,
-    figure,
-    resampled,
-    smallest,
     verdict,
     write_page,
 )
-from benchmarks.claims.several_tries import TRIES, Model, draw, lines
+from benchmarks.claims.several_tries import TRIES, Model, above, draw, lines
 from benchmarks.claims.small_models import (
     SEED,
     Work,
-    by_query,
     command_of,
     label,
     products,
@@ -78,15 +74,7 @@ def claim(work: Work) -> Claim:
     """pass@k of the base model and the trained one."""
     asked = asked_of(products("shop.jsonl"))
     models = answered(work, asked)
-    less_NK = models["trained"].passed - models["base"].passed
-    weight_RQ = resampled("reasoning tries", len(asked))
-    query_N = asked["query_id"].rank("dense").to_numpy().astype(int) - 1
-    less_RK = np.array([by_query(less_N, query_N, weight_RQ) for less_N in less_NK.T]).T
-    differences = [
-        figure(f"difference {tries}", less_NK[:, place].mean(), less_RK[:, place], "+.3f")
-        for place, tries in enumerate(TRIES)
-    ]
-    least = smallest(less_RK[:, -1])
+    differences, least = above(models["trained"], models["base"], asked, draws="reasoning tries")
     mean = {who: model.passed.mean(0) for who, model in models.items()}
     return Claim(
         name="reasoning-tries",

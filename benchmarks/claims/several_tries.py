@@ -66,15 +66,7 @@ def claim(work: Work) -> Claim:
     """pass@k of the base model and the trained one."""
     pairs = products("shop.jsonl")
     base, trained = (exact(name, run, pairs) for name, run in base_and_trained(work, pairs).items())
-    query_N = pairs["query_id"].rank("dense").to_numpy().astype(int) - 1
-    num_queries = int(query_N.max()) + 1
-    weight_RQ = resampled("shop", num_queries)
-    less_NK = trained.passed - base.passed
-    less_RK = np.array([by_query(less_N, query_N, weight_RQ) for less_N in less_NK.T]).T
-    differences = [
-        figure(f"difference {tries}", less_NK[:, place].mean(), less_RK[:, place], "+.3f")
-        for place, tries in enumerate(TRIES)
-    ]
+    differences, least = above(trained, base, pairs, draws="shop")
     mean = trained.passed.mean(0)
     return Claim(
         name="several-tries",
@@ -86,17 +78,13 @@ def claim(work: Work) -> Claim:
         f"{base.guessed.mean(0)[-1]:.0%}.",
         here=verdict(differences[-1], LINE),
         there=NO_N,
-        n=Row("n", f"{len(pairs)} composed pairs, {num_queries} queries", "a figure"),
+        n=Row("n", f"{len(pairs)} composed pairs, {pairs['query_id'].n_unique()} queries", "a figure"),
         headline=Row(
             "pass@8, trained less base",
             differences[-1],
             "above 0 at all k; pass@1 of 1.5B distilled less base: over .10",
         ),
-        smallest=Row(
-            "smallest difference at 8 that n could show",
-            Figure("smallest", smallest(less_RK[:, -1])),
-            NO_EFFECT,
-        ),
+        smallest=Row("smallest difference at 8 that n could show", Figure("smallest", least), NO_EFFECT),
         rows=[
             *(
                 Row(f"pass@{tries}, trained less base", one)
@@ -112,6 +100,24 @@ def claim(work: Work) -> Claim:
         gpu="the paper's models, reasoning: `r3a`, `--set engine.model=…`",
         draw=lambda axes: draw(axes, (base, trained)),
     )
+
+
+def above(trained: Model, base: Model, pairs: pl.DataFrame, *, draws: str) -> tuple[list[Figure], float]:
+    """By how much pass@k of the one is above that of the other, for each k; and the smallest difference at the largest
+    k that so many queries could show.
+
+    Args:
+        draws: names the resamples of queries.
+    """
+    query_N = pairs["query_id"].rank("dense").to_numpy().astype(int) - 1
+    weight_RQ = resampled(draws, int(query_N.max()) + 1)
+    less_NK = trained.passed - base.passed
+    less_RK = np.array([by_query(less_N, query_N, weight_RQ) for less_N in less_NK.T]).T
+    differences = [
+        figure(f"difference {tries}", less_NK[:, place].mean(), less_RK[:, place], "+.3f")
+        for place, tries in enumerate(TRIES)
+    ]
+    return differences, smallest(less_RK[:, -1])
 
 
 def exact(name: str, run: Labelled, pairs: pl.DataFrame) -> Model:
