@@ -557,10 +557,16 @@ class Supervisor:
             slot.crashes = 0
             slot.wakes = 0 if did["pairs"] or did["reused"] else slot.wakes + 1
             reason = result["stopped"]
-            if reason is not None and not self._is_ending:
-                if stop.deadline is not None and reason.startswith("--until"):
-                    reason = stop.deadline.text  # a worker gets any deadline as --until
-                stop.drain(reason)
+            if reason is None or self._is_ending:
+                return
+            if reason == "SIGTERM" and stop.reason is None and slot.wakes < MOST_WAKES:
+                # not from here: its node is taken away, or somebody ended this process alone
+                self._log(slot, "was stopped by SIGTERM; it is started again.")
+                slot.starts_s = time.perf_counter()
+                return
+            if stop.deadline is not None and reason.startswith("--until"):
+                reason = stop.deadline.text  # a worker gets any deadline as --until
+            stop.drain(reason)
             return
         self._gone.add(ended.worker)
         if self._is_ending or stop.reason is not None:

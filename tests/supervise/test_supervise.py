@@ -21,7 +21,7 @@ from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageE
 from relabel.manifests.labels import QuarantineRow
 from relabel.manifests.process import usable_cores
 from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good, work_through
-from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, verified, write_job
+from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, verified, workers_of, write_job
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,24 @@ def test_a_signal_drains_all_workers_and_leaves_none(
     assert ended_at_once(family)
     write_job(tmp_path)
     assert relabel(job)[0] == 0
+    assert files(job) == undisturbed
+
+
+def test_a_worker_that_is_stopped_alone_is_started_again_and_the_others_go_on(
+    tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """As on a node of Ray that is taken away: its processes get SIGTERM, the run does not."""
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.2, capacity=1)
+    process = subprocess.Popen(
+        command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
+    stopped = wait_for(lambda: workers_of(job))[0]
+    stopped.send_signal(signal.SIGTERM)
+    out, said = process.communicate(timeout=60)
+    report = json.loads(out)
+    assert (process.returncode, report["stopped"], report["engine_restarts"]) == (0, None, 1), said
+    assert "was stopped by SIGTERM; it is started again." in said
     assert files(job) == undisturbed
 
 
