@@ -1,8 +1,10 @@
 """Twenty million asks over hours while everything that works on them dies, on S3 or on a disk.
 
     python -m benchmarks.twenty_million FOLDER [--rows 200k] [--place s3|disk] [--every SECONDS]
+        [--engine openai|metered]
 
-A real `relabel run` labels the rows with a chat server of its own (`server.py`); eight workers are started under the
+A real `relabel run` labels the rows with a chat server of its own (`server.py`), or with a model in
+each worker's process that tells this server what it is asked (`metered.py`); eight workers are started under the
 command line, as an indexed array, and on a Ray cluster, in turns: when a starter is killed, the next way goes on with
 the same output. Every few seconds something dies (`chaos.py`). Afterwards polars reads what is there, with nothing of
 relabel, and says of eight promises whether they hold (`evidence.py`). Stopped (Ctrl-C, a reboot) and called again with
@@ -28,8 +30,12 @@ import psutil
 from benchmarks.shown_jobs import Place, call, relabel
 from benchmarks.twenty_million import evidence
 from benchmarks.twenty_million.chaos import DISK_FULL_S, MARK, STORE_DOWN_S, Chaos, processes_of, workers_of
+from benchmarks.twenty_million.metered import install
+from benchmarks.twenty_million.server import METER
 
 WORKERS = 8
+IN_FLIGHT = 16
+"""Asks of a worker that are in flight at most."""
 DONE = (0, 10)
 AGAIN = (20, 75)
 """A scheduler starts such a worker again: it was stopped, or others hold what is left."""
@@ -54,18 +60,23 @@ class Show:
     rows: int
     port: int
     latency_s: float
+    engine: str
+
+    def engine_section(self, *, counts: str, latency_s: float) -> dict[str, Any]:
+        """The job's engine: a chat server, or one in the worker's own process."""
+        if self.engine == "openai":
+            args: dict[str, Any] = {"base_url": f"http://127.0.0.1:{self.port}/v1", "served_model": "teacher"}
+        else:
+            args = {"meter": str(self.folder / counts / METER), "latency_s": latency_s}
+        return {"name": self.engine, "args": {**args, "concurrency": IN_FLIGHT}}
 
     def job(self, name: str, **changes: Any) -> Path:
-        """Write a job file: umbrela over a chat server."""
-        url = f"http://127.0.0.1:{self.port}"
+        """Write a job file: umbrela over this engine."""
         values = {
             "name": "million",
             "input": {"path": f"{self.place.root}/pairs/"},
             "labeler": {"name": "umbrela", "attempts": evidence.ATTEMPTS},
-            "engine": {
-                "name": "openai",
-                "args": {"base_url": f"{url}/v1", "served_model": "teacher", "concurrency": 16},
-            },
+            "engine": self.engine_section(counts=".", latency_s=self.latency_s),
             "output": f"{self.place.root}/out",
             "shards": min(512, max(32, self.rows // 4096)),
             "run": {"lease_s": LEASE_S, "store_retry_s": 120.0},
@@ -80,6 +91,7 @@ class Show:
         """Of every process of the show."""
         own = {MARK: str(self.folder), "OMP_NUM_THREADS": "1"}
         own["PYTHONDONTWRITEBYTECODE"] = ""  # or each of thousands of starts compiles relabel for 3 s of a core
+        own["PYTHONPATH"] = os.pathsep.join(map(str, (install(self.folder), Path.cwd())))
         return {**os.environ, **self.place.variables, **own}
 
 
@@ -347,7 +359,8 @@ def model_server(folder: Path, rows: int, latency_s: float, *, counts: str = "."
 
 def label_the_sample(show: Show) -> None:
     """The undisturbed run over the first rows."""
-    if call("run", _sample_job(show), place=show.place, codes=DONE).code == 0:
+    place = show.place._replace(variables=show.environment)
+    if call("run", _sample_job(show), place=place, codes=DONE).code == 0:
         print(f"undisturbed sample of {show.rows // SAMPLE:,} rows: labelled", flush=True)
 
 
@@ -355,6 +368,7 @@ def _sample_job(show: Show) -> Path:
     return show.job(
         "sample",
         input={"path": f"{show.place.root}/pairs/", "limit": show.rows // SAMPLE},
+        engine=show.engine_section(counts="sample", latency_s=0.0),
         output=f"{show.place.root}/sample",
         shards=1,
     )
@@ -424,6 +438,12 @@ def main() -> None:
     parser.add_argument(
         "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="in which workers are started"
     )
+    parser.add_argument(
+        "--engine",
+        choices=["openai", "metered"],
+        default="openai",
+        help="a chat server, or a model in each worker's process, which takes no time for HTTP",
+    )
     parser.add_argument("--every", type=float, default=5.0, help="seconds between kills")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds that an answer takes")
     parser.add_argument("--room", default="2g", help="of the small disk, with --place disk (needs root)")
@@ -432,7 +452,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with storage(folder, args.place, args.room) as (place, store_kinds):
         with model_server(folder, args.rows, args.latency, counts="sample") as port:
-            show = Show(folder, place, args.rows, port, args.latency)
+            show = Show(folder, place, args.rows, port, args.latency, args.engine)
             if not (folder / "written").exists():
                 write_pairs(show)
                 (folder / "written").touch()
@@ -448,7 +468,9 @@ def main() -> None:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
         chaos.note("end", seconds=time.time() - begun)
-        verified = call("verify", show.job("job"), place=place, codes=(0, 1, 2, 3, 4, 5))
+        verified = call(
+            "verify", show.job("job"), place=place._replace(variables=show.environment), codes=(0, 1, 2, 3, 4, 5)
+        )
         report(show, chaos.events(), verified.code)
     if args.place == "disk":
         subprocess.run(["umount", str(folder / "disk")], check=False)

@@ -5,7 +5,7 @@ each with a file of evidence.
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,23 @@ class Line:
     facts: dict[str, Any]
 
 
-def committed(place: Place, output: str, kind: str) -> pl.DataFrame:
-    """All rows of an output's labels or quarantine."""
+def committed(
+    place: Place, output: str, kind: str, *, columns: Sequence[str] | None = None, of: pl.DataFrame | None = None
+) -> pl.DataFrame:
+    """Rows of an output's labels or quarantine.
+
+    Args:
+        columns: those that are read; None for all.
+        of: the rows wanted, by their ids; None for all.
+    """
     filesystem, root = place.filesystem()
     with filesystem.open_input_stream(f"{root}/{output}/manifest.json") as stream:
         manifest = json.loads(stream.read())
     tables = []
     for file in manifest[kind]:
         with filesystem.open_input_file(f"{root}/{output}/{file['path']}") as stream:
-            tables.append(pl.read_parquet(stream.read()))
+            table = pl.read_parquet(stream.read(), columns=columns)
+            tables.append(table if of is None else table.join(of, on=ID, how="semi"))
     return pl.concat(tables) if tables else pl.DataFrame({name: [] for name in ID}, schema=dict.fromkeys(ID, pl.String))
 
 
@@ -52,14 +60,15 @@ def lines(folder: Path, place: Place, rows: int, events: list[dict[str, Any]]) -
     Args:
         rows: of the input, which has the ids `q<row // 10>` and `d<row>`.
     """
-    labels = committed(place, "out", "labels")
     quarantine = committed(place, "out", "quarantine")
-    found = pl.concat([labels.select(ID), quarantine.select(ID)])
+    found = pl.concat([committed(place, "out", "labels", columns=ID), quarantine.select(ID)])
+    sample = committed(place, "sample", "labels")
+    among = committed(place, "out", "labels", of=sample.select(ID))
     asked_R = np.load(folder / "asked.npy")
     return [
         each_row_is_there(found, rows),
         none_is_there_twice(found),
-        labels_are_those_of_an_undisturbed_run(labels, committed(place, "sample", "labels")),
+        labels_are_those_of_an_undisturbed_run(among, sample),
         asks_are_paid_once(asked_R, events),
         no_innocent_row_is_in_quarantine(quarantine),
         memory_is_flat(folder, rows),
@@ -83,12 +92,11 @@ def none_is_there_twice(found: pl.DataFrame) -> Line:
     return Line("none twice", twice == 0, f"{twice} twice", {"rows": found.height, "twice": twice})
 
 
-def labels_are_those_of_an_undisturbed_run(labels: pl.DataFrame, sample: pl.DataFrame) -> Line:
+def labels_are_those_of_an_undisturbed_run(among: pl.DataFrame, sample: pl.DataFrame) -> Line:
     """The first hundredth of the rows, labelled alone: equal in every column but the row's number."""
     columns = [name for name in sample.columns if name not in SETTLED]
     wanted = sample.select(columns).sort(ID)
-    among = labels.join(sample.select(ID), on=ID, how="semi").select(columns).sort(ID)
-    is_equal = wanted.equals(among)
+    is_equal = wanted.equals(among.select(columns).sort(ID))
     return Line(
         "labels equal to an undisturbed run",
         is_equal,

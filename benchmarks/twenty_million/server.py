@@ -3,6 +3,8 @@ how often each row was asked. What is paid for is what this server has answered,
 
     python -m benchmarks.twenty_million.server PORT FOLDER ROWS LATENCY_S
 
+It also counts what engines that answer by themselves (`metered.py`) tell its socket `FOLDER/meter`.
+
 The number of a row is part of its document, and alone decides the answer, so that labels can be compared with those of
 an undisturbed run. One row of a thousand is never answered in a form that reads.
 """
@@ -11,6 +13,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -18,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 BIND_AGAIN_S = 0.5
+METER = "meter"
 KEEP_S = 2.0
 """How often counts are written, seconds."""
 ROW = re.compile(rb"Number (\d+)\.")
@@ -110,6 +114,17 @@ class Connection(asyncio.Protocol):
         self._transport.write(head.encode() + body)
 
 
+class Meter(asyncio.DatagramProtocol):
+    """Rows that engines were asked, four bytes a datagram."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def datagram_received(self, data: bytes, _address: object) -> None:
+        """Count a row."""
+        self._counts.add(int.from_bytes(data, "little"))
+
+
 def completion(text: str) -> dict[str, object]:
     """A reply in OpenAI's form."""
     message = {"role": "assistant", "content": text}
@@ -120,9 +135,13 @@ def completion(text: str) -> dict[str, object]:
     }
 
 
-async def serve(port: int, counts: Counts, latency_s: float) -> None:
+async def serve(port: int, counts: Counts, latency_s: float, meter_path: Path) -> None:
     """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
+    meter_path.unlink(missing_ok=True)
+    meter = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    meter.bind(str(meter_path))
+    await loop.create_datagram_endpoint(lambda: Meter(counts), sock=meter)
     over = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, over.set)
     while True:
@@ -143,7 +162,8 @@ async def serve(port: int, counts: Counts, latency_s: float) -> None:
 def main() -> None:
     """Serve at a port of loopback."""
     port, folder, rows, latency_s = sys.argv[1:]
-    asyncio.run(serve(int(port), Counts(Path(folder), int(rows)), float(latency_s)))
+    counts = Counts(Path(folder), int(rows))
+    asyncio.run(serve(int(port), counts, float(latency_s), Path(folder) / METER))
 
 
 if __name__ == "__main__":
