@@ -39,6 +39,7 @@ IN_FLIGHT = 16
 DONE = (0, 10)
 AGAIN = (20, 75)
 """A scheduler starts such a worker again: it was stopped, or others hold what is left."""
+CHUNK_ROWS = 1000
 ROWS_OF_A_FILE = 100_000
 SAMPLE = 100
 """The undisturbed run labels one row in so many."""
@@ -79,7 +80,7 @@ class Show:
             "engine": self.engine_section(counts=".", latency_s=self.latency_s),
             "output": f"{self.place.root}/out",
             "shards": min(512, max(32, self.rows // 4096)),
-            "run": {"lease_s": LEASE_S, "store_retry_s": 120.0},
+            "run": {"lease_s": LEASE_S, "store_retry_s": 120.0, "chunk_rows": CHUNK_ROWS},
             **changes,
         }
         path = self.folder / f"{name}.yaml"
