@@ -57,10 +57,13 @@ class Metered(Engine):
         return self._args.concurrency - len(self._due)
 
     def submit(self, request: Request) -> None:
-        found = [row for message in request.ask.messages for row in ROW.findall(message.text)]
-        row = int(found[-1])
-        self._meter.send(row.to_bytes(4, "little"))
-        reply = Answer(request.id, answer(row), "stop", {}, PROMPT_TOKENS, OUTPUT_TOKENS)
+        text = "no"  # to a question about the engine itself
+        numbers = [number for message in request.ask.messages for number in ROW.findall(message.text)]
+        if numbers:
+            row = int(numbers[-1])
+            text = answer(row)
+            self._meter.send(row.to_bytes(4, "little"))
+        reply = Answer(request.id, text, "stop", {}, PROMPT_TOKENS, OUTPUT_TOKENS)
         self._due.append((time.monotonic() + self._args.latency_s, reply))
 
     def poll(self) -> list[Answer]:
