@@ -22,7 +22,7 @@ STOPPED_S = 25.0
 """How long a worker is stopped by SIGSTOP: longer than its lease."""
 STORE_DOWN_S = 4.0
 DISK_FULL_S = 5.0
-WEIGHTS = {"SIGKILL": 50, "SIGTERM": 15, "SIGSTOP": 8, "starter": 10, "store": 7, "node": 8, "head": 2}
+WEIGHTS = {"SIGKILL": 56, "SIGTERM": 16, "SIGSTOP": 8, "starter": 4, "store": 7, "node": 8, "head": 1}
 """How often each kind comes, of a hundred; what is not there at the time is a SIGKILL of a worker."""
 
 
