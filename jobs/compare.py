@@ -490,7 +490,7 @@ def verdicts_of(result: ComparedRuns) -> list[str]:
         interval = "no interval" if agreement.low is None else f"{agreement.low:.4f} to {agreement.high:.4f}"
         return [f"B against A: equal grades in {cell_text(agreement.value)} of {agreement.over:,} rows ({interval})"]
     return [
-        difference_text("B against A, by gold", gold.difference),
+        difference_text("B against A, by gold", gold.difference, gold.b),
         level_text(gold.a, who="A: "),
         level_text(gold.b, who="B: "),
     ]

@@ -352,6 +352,14 @@ NOTHING_TO_RANK = 0.95
 """nDCG of a random order, above which no order is far from the best: one or two documents a query are judged."""
 
 
+TOO_FEW = "too few queries for an interval"
+
+
+def has_too_few_queries(found: Evaluation) -> bool:
+    """Whether a sentence gives no interval, and so no verdict. Tables give all intervals, with a remark."""
+    return found.resampled == "queries" and found.num_groups < FEWEST_QUERIES
+
+
 def level_text(found: Evaluation, *, who: str = "") -> str:
     """Whether each headline figure is above its best baseline; empty where it has none.
 
@@ -371,8 +379,8 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
         if figure is None or figure.value is None or not bounds:
             continue
         kind, bound = max(bounds.items(), key=lambda item: item[1])
-        if found.resampled == "queries" and found.num_groups < FEWEST_QUERIES:
-            interval = "too few queries for an interval"
+        if has_too_few_queries(found):
+            interval = TOO_FEW
             verdict = "next to"
         elif figure.low is None or figure.high is None:
             interval = "no interval"
@@ -393,8 +401,13 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
     return f"{who}{'; '.join(parts)}" if parts else ""
 
 
-def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
-    """Whether two sets differ in the headline figures; empty where they have none. `who` begins the sentence."""
+def difference_text(who: str, steps: Mapping[str, Difference], found: Evaluation) -> str:
+    """Whether two sets differ in the headline figures; empty where they have none.
+
+    Args:
+        who: begins the sentence.
+        found: of either set; both are of the same rows.
+    """
     verdicts: dict[str, list[str]] = {}
     for name in HEADLINES:
         step = steps.get(name)
@@ -402,7 +415,9 @@ def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
             continue
         text = f"{title_of(name)} {step.value:+.3f}"
         verdict = "no interval, so no difference is shown"
-        if step.low is not None and step.high is not None:
+        if has_too_few_queries(found):
+            verdict = f"{TOO_FEW}, so no difference is shown"
+        elif step.low is not None and step.high is not None:
             text += f", {step.low:+.3f} to {step.high:+.3f}"
             verdict = "no difference is shown"
             if step.low > 0:
@@ -419,7 +434,8 @@ def verdicts_of(compared: ComparedStudent) -> list[str]:
     gold = compared.against_gold
     if gold is None:
         return []
-    difference = difference_text(f"{compared.student} against {compared.teacher}, by gold", gold.difference)
+    who = f"{compared.student} against {compared.teacher}, by gold"
+    difference = difference_text(who, gold.difference, gold.student)
     return [difference, level_text(gold.student, who=f"{compared.student}: ")]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -439,6 +440,20 @@ def test_one_query_has_figures_and_no_intervals(relabel: Callable[..., Any], wri
     assert done.code == 0
     assert "no intervals" in done.out
     assert " to " not in done.out.partition("gold")[0].partition("figure")[2]
+
+
+@pytest.mark.parametrize("queries", [4, 5])
+def test_a_set_and_a_difference_have_an_interval_in_words_from_as_many_queries_on(
+    queries: int, relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
+) -> None:
+    teacher = write_rows(random_rows(60, queries=queries), "teacher.jsonl")
+    student = write_rows([{**row, "label": row["grade"]} for row in random_rows(60, queries=queries)], "student.jsonl")
+    found = relabel("evaluate", teacher, student, "--qrels", teacher, "--label", "label")
+    difference, level = found.out.splitlines()[:2]
+    assert difference.startswith("student.jsonl against teacher.jsonl, by gold: ")
+    for sentence in (difference, level):
+        assert ("too few queries for an interval" in sentence) == (queries < 5)
+        assert bool(re.search(r"\d to [+-]?\d", sentence)) == (queries >= 5)
 
 
 def test_hostile_ids_reach_the_join_as_they_are(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
