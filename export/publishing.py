@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -486,7 +486,7 @@ def publish(
     key: SigningKey | None = None,
     rereads: bool = False,
     is_anyway: bool = False,
-    refused_by: Sequence[str] = (),
+    failed_audits: Mapping[Path, Sequence[str]] | None = None,
 ) -> Published:
     """Make a bundle a version, and point a channel at it if one is given.
 
@@ -497,22 +497,27 @@ def publish(
         channel: to be moved there.
         key: to sign version and pointer with.
         rereads: prove every object by reading it back, those of a published version too, and repair what is damaged.
-        is_anyway: point the channel at a student that beats no baseline, too.
-        refused_by: gates of an audit that it failed; kept with the version, as the baselines that it does not beat.
+        is_anyway: point the channel at a student that beats no baseline or failed an audit, too.
+        failed_audits: gates that it failed, by audit; kept with the version, as the baselines that it does not beat.
     Raises:
-        GateError: a channel is to be moved to a student that is no better than a baseline; nothing was uploaded.
+        GateError: a channel is to be moved to a student that is no better than a baseline or failed an audit; names all
+            that refuses it, and nothing was uploaded.
         ManifestError: the version is there with other contents.
         ChannelMovedError: another process moved the channel since this call began; the version is published anyway.
         LockHeldError: gc is removing something that this version needs.
         StoreError: store or disk fail.
     """
+    failed_audits = failed_audits or {}
     below = _below_baselines(bundle.facts)
     if channel is not None and not is_anyway:
-        _refuse_below(below, str(bundle.folder), "Nothing was uploaded, and the channel is where it was.")
+        reasons = _below_reasons(below)
+        reasons += [f"{path} failed: {'; '.join(gates)}" for path, gates in failed_audits.items()]
+        _refuse(reasons, str(bundle.folder), "Nothing was uploaded, and the channel is where it was.")
     name = check_name(name or bundle.name, "name")
     at = check_name(version or bundle.version, "version")
     files = [file._asdict() for file in bundle.all_files]
-    remarks = tuple(_as_remark(text) for text in [*refused_by, *below])
+    failed_gates = chain.from_iterable(failed_audits.values())
+    remarks = tuple(_as_remark(text) for text in [*failed_gates, *below])
     wanted = Version({"kind": Version.kind, "name": name, "version": at, "files": files}, refused_by=remarks)
     # read first, so that a move made during a long upload is not overruled
     pointer = None if channel is None else _find_channel(bundle_store, name, channel, key)
@@ -642,31 +647,45 @@ def _below_baselines(facts: Mapping[str, Any]) -> list[str]:
     return not_beaten(test["student"], checked(Baselines, test["baselines"]))
 
 
-def _refuse_below(below: Sequence[str], where: str, outcome: str) -> None:
+def _below_reasons(below: Sequence[str]) -> list[str]:
+    return [f"on its test split the student is no better than a baseline: {'; '.join(below)}"] if below else []
+
+
+def _refuse(reasons: Sequence[str], where: str, outcome: str) -> None:
     """
     Args:
+        reasons: all that speaks against pointing a channel at it.
         outcome: how things are after a refusal, a sentence.
     Raises:
-        GateError: the student is no better than a baseline.
+        GateError: there is one.
     """
-    if below:
+    if reasons:
         raise GateError(
-            f"{where}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a better "
-            f"one, or point the channel at it with --anyway. {outcome}"
+            f"{where}: {'. '.join(reasons)}. Train a better student, or point the channel at it with --anyway. "
+            f"{outcome}"
         )
+
+
+class Moved(NamedTuple):
+    """A channel's pointer after a move, the version that it points to, and whether it was moved (else it was there
+    already).
+    """
+
+    channel: Channel
+    version: Version
+    has_moved: bool = True
 
 
 def set_channel(
     bundle_store: Store, name: str, channel: str, version: str, key: SigningKey | None, *, is_anyway: bool = False
-) -> tuple[Channel, bool]:
+) -> Moved:
     """Point a channel at a version that is published and whole.
 
     Args:
         is_anyway: point it at a student that beats no baseline, too.
-    Returns:
-        The pointer, and whether it was moved (else it was there already).
     Raises:
-        GateError: the student is no better than a baseline; the channel is where it was.
+        GateError: the student is no better than a baseline; names all that the version's record holds against it, too.
+            The channel is where it was.
         InputError: no such version, or a version has the channel's name.
         ManifestError: the version is not whole.
         ChannelMovedError: another process moved it meanwhile.
@@ -674,24 +693,28 @@ def set_channel(
     pointer = _find_channel(bundle_store, name, channel, key)
     wanted = Version.load(bundle_store, name, version)
     if pointer is not None and pointer.points_to(wanted, key):
-        return pointer, False
+        return Moved(pointer, wanted, has_moved=False)
     spare(bundle_store, wanted.names)
     check_whole(bundle_store, wanted)
     if not is_anyway:
-        facts = facts_of(bundle_store, wanted)
-        where = f"{bundle_store.url}/{name}: version {version}"
-        _refuse_below(_below_baselines(facts), where, "The channel is where it was.")
-    return _move(
+        below = _below_baselines(facts_of(bundle_store, wanted))
+        reasons = _below_reasons(below)
+        failed = [remark for remark in wanted.refused_by if remark not in map(_as_remark, below)]
+        if below and failed:  # an audit alone refuses no move: going back has to work
+            reasons.append(f"when it was published, an audit refused it: {'; '.join(failed)}")
+        _refuse(reasons, f"{bundle_store.url}/{name}: version {version}", "The channel is where it was.")
+    moved = _move(
         bundle_store,
         channel,
         pointer,
         wanted,
         "set",
         key=key,
-    ), True
+    )
+    return Moved(moved, wanted)
 
 
-def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | None) -> Channel:
+def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | None) -> Moved:
     """Point a channel at the version that it pointed to before; again: one further back. A rollback of a rollback goes
     further back, never forth again: a move that restored an earlier one counts as that earlier one.
 
@@ -716,7 +739,7 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
         raise GateError(f"{where}: version {version.at} is no longer what it was when it pointed there. {_SET}")
     spare(bundle_store, version.names)
     check_whole(bundle_store, version)
-    return _move(
+    moved = _move(
         bundle_store,
         channel,
         pointer,
@@ -725,6 +748,7 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
         key=key,
         restores=target["restores"] or target["sequence"],
     )
+    return Moved(moved, version)
 
 
 _SET = "Name the version: relabel channel set."

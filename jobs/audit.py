@@ -35,7 +35,7 @@ from relabel.jobs.sections import (
     signed,
 )
 from relabel.jobs.tables import written
-from relabel.manifests.errors import ConfigError, GateError, InputError, StaleRunError
+from relabel.manifests.errors import ConfigError, InputError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import Pair
@@ -753,16 +753,3 @@ def failed_audits(bundle: Bundle) -> dict[Path, list[str]]:
         if is_of_bundle and result.refused:
             failed[path] = [str(verdict) for verdict in result.refused]
     return failed
-
-
-def refuse_failed_audit(bundle: Bundle, failed: Mapping[Path, Sequence[str]]) -> None:
-    """
-    Raises:
-        GateError: an audit failed; names the gates.
-    """
-    if failed:
-        path, verdicts = next(iter(failed.items()))
-        raise GateError(
-            f"{bundle.folder}: {path} failed: {'; '.join(verdicts)}. Train a better student, or point the channel at "
-            f"it with --anyway. Nothing was uploaded, and the channel is where it was. See {PAGE}."
-        )

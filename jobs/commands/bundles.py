@@ -1,6 +1,5 @@
 """The commands over bundles: export, build-engine, bench, conform, publish, channel, rollback, list, show, gc."""
 
-import contextlib
 import json
 import os
 import shlex
@@ -30,9 +29,8 @@ from relabel.export.conform import conform as compare
 from relabel.export.loader import BundleError, Encoder, read_manifest
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.publishing import (
-    Channel,
+    Moved,
     SigningKey,
-    Version,
     bundle_in,
     bundles_in,
     channel_names,
@@ -47,7 +45,7 @@ from relabel.export.puller import ALTHOUGH
 from relabel.export.specs import BenchSpec, ExportSpec
 from relabel.export.tensorrt_engines import build_into
 from relabel.jobs import logs
-from relabel.jobs.audit import failed_audits, refuse_failed_audit
+from relabel.jobs.audit import failed_audits
 from relabel.jobs.commands.options import (
     Number,
     given_parameters,
@@ -63,7 +61,7 @@ from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
 from relabel.jobs.transfers import TransferDisplay
-from relabel.manifests.errors import ConfigError, InputError, ManifestError, RelabelError, ServerGoneError, UsageError
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
 from relabel.manifests.metrics.evaluation import GateVerdict, parse_flag
@@ -121,9 +119,6 @@ def publish(
     with TransferDisplay() as display:
         display("checking the bundle", 0)
         opened = open_bundle(local_folder(bundle, "BUNDLE"))
-        failed = failed_audits(opened)
-        if channel is not None and not anyway:
-            refuse_failed_audit(opened, failed)
         done = publish_bundle(
             opened,
             bundle_store,
@@ -134,7 +129,7 @@ def publish(
             key=key,
             rereads=reread,
             is_anyway=anyway,
-            refused_by=[verdict for verdicts in failed.values() for verdict in verdicts],
+            failed_audits=failed_audits(opened),
         )
     code = Exit.DONE if done.has_changed else Exit.NOTHING_TO_DO
     result = {
@@ -177,7 +172,7 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
     """
     bundle_store, bundle_name = _bundle_at(bundle)
     known = channel_names(bundle_store, bundle_name)
-    moved, has_moved = set_channel(
+    moved = set_channel(
         bundle_store,
         bundle_name,
         name,
@@ -187,7 +182,7 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
     )
     if known and name not in known:
         note(f"{name} is a new channel, next to {', '.join(known)}")
-    return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
+    return _emit_move(bundle_store, moved, output, Exit.DONE if moved.has_moved else Exit.NOTHING_TO_DO)
 
 
 @click.command(epilog="Example: relabel rollback s3://bucket/models/ecom stable")
@@ -206,16 +201,15 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     return _emit_move(bundle_store, moved, output, Exit.DONE)
 
 
-def _emit_move(bundle_store: Store, moved: Channel, output: str, code: Exit) -> int:
-    known = {key: moved.head[key] for key in ("version", "sequence", "reason")}
-    with contextlib.suppress(RelabelError):  # the move is made, whatever becomes of the remark
-        version = Version.load(bundle_store, moved.name, moved.head["version"])
-        if version.refused_by:
-            note(_remark(version.about()))
+def _emit_move(bundle_store: Store, moved: Moved, output: str, code: Exit) -> int:
+    channel = moved.channel
+    known = {key: channel.head[key] for key in ("version", "sequence", "reason")}
+    if moved.version.refused_by:
+        note(_remark(moved.version.about()))
     return emit(
         Summary(
-            f"{moved.name}@{moved.at}: points to {known['version']}",
-            {"url": bundle_store.url, "name": moved.name, "channel": moved.at, **known, "exit_code": int(code)},
+            f"{channel.name}@{channel.at}: points to {known['version']}",
+            {"url": bundle_store.url, "name": channel.name, "channel": channel.at, **known, "exit_code": int(code)},
         ),
         output,
         code,

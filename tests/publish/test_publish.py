@@ -132,18 +132,18 @@ def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
     local_bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     one, two, three = (publish_to(local_bundle_store, bundle(text)).version.at for text in ("one", "two", "three"))
-    assert roll_back(local_bundle_store, "ecom", "stable", None).head["version"] == two
+    assert roll_back(local_bundle_store, "ecom", "stable", None).channel.head["version"] == two
     # further back, not forth to three
-    assert roll_back(local_bundle_store, "ecom", "stable", None).head["version"] == one
+    assert roll_back(local_bundle_store, "ecom", "stable", None).channel.head["version"] == one
     with pytest.raises(GateError, match="nothing earlier"):
         roll_back(local_bundle_store, "ecom", "stable", None)
-    assert set_channel(local_bundle_store, "ecom", "stable", three, None)[1]
-    assert not set_channel(local_bundle_store, "ecom", "stable", three, None)[1]
+    assert set_channel(local_bundle_store, "ecom", "stable", three, None).has_moved
+    assert not set_channel(local_bundle_store, "ecom", "stable", three, None).has_moved
     moves = Channel.load(local_bundle_store, "ecom", "stable").moves
     assert [move["sequence"] for move in moves] == [1, 2, 3, 4, 5, 6]
     assert [move["version"] for move in moves] == [one, two, three, two, one, three]
     assert [move["restores"] for move in moves] == [None, None, None, 2, 1, None]
-    assert roll_back(local_bundle_store, "ecom", "stable", None).head["version"] == one
+    assert roll_back(local_bundle_store, "ecom", "stable", None).channel.head["version"] == one
 
 
 def test_a_channel_moved_during_a_long_upload_is_not_overruled(
@@ -204,7 +204,7 @@ def test_a_signed_channel_is_not_moved_without_a_key(
             call()
     with pytest.raises(GateError, match="not signed by the key given"):
         roll_back(local_bundle_store, "ecom", "stable", theirs)
-    assert roll_back(local_bundle_store, "ecom", "stable", ours).head["sequence"] == 3
+    assert roll_back(local_bundle_store, "ecom", "stable", ours).channel.head["sequence"] == 3
 
 
 def test_a_rollback_does_not_follow_a_history_that_somebody_changed(
@@ -497,12 +497,34 @@ def test_a_channel_takes_a_student_below_a_baseline_with_anyway_alone(
     assert said in relabel("pull", f"{store}/ecom", str(tmp_path / "served")).out, "where it serves already, too"
 
 
+def test_all_that_refuses_a_student_is_named_at_once(
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = bundle()
+    student = {"rows": 9, "accuracy": 0.4, "kappa": 0.1, "ndcg@10": 0.7}
+    lineage = {"student": {"metrics": {"test": {"rows": 9, "student": student, "baselines": BOUNDS}}}}
+    seal_bundle(folder, {"name": "ecom", "lineage": lineage, "grades": 3})
+    failed = {tmp_path / "one.json": ["stuffing is 0.8"], tmp_path / "two.json": ["again is 0.3"]}
+    with pytest.raises(GateError) as refused:
+        publish_to(local_bundle_store, folder, channel="stable", failed_audits=failed)
+    told = str(refused.value)
+    baselines = "accuracy 0.4000, the constant baseline 0.5000; ndcg@10 0.7000, the lexical baseline 0.8000"
+    assert baselines in told
+    assert f"{tmp_path / 'one.json'} failed: stuffing is 0.8. {tmp_path / 'two.json'} failed: again is 0.3" in told
+    version = publish_to(local_bundle_store, folder, channel=None, failed_audits=failed).version.at
+    with pytest.raises(GateError) as refused:
+        set_channel(local_bundle_store, "ecom", "stable", version, None)
+    assert baselines in str(refused.value)
+    assert "an audit refused it: stuffing is 0.8; again is 0.3" in str(refused.value)
+
+
 def test_what_refused_a_version_stays_with_it_and_makes_it_no_other(
     local_bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
     """Nor does it break a signature, or go where a machine without the audit publishes again."""
+    failed = {Path("audit.json"): ["stuffing is 0.8", "ß" * 200]}
     plain_one = publish_to(local_bundle_store, bundle("one"), channel="stable")
-    refused = publish_to(local_bundle_store, bundle("one"), channel="stable", refused_by=["stuffing is 0.8", "ß" * 200])
+    refused = publish_to(local_bundle_store, bundle("one"), channel="stable", failed_audits=failed, is_anyway=True)
     assert refused.version.sha256 == plain_one.version.sha256
     assert refused.has_changed
     again = publish_to(local_bundle_store, bundle("one"), channel="stable")

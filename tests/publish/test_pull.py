@@ -215,7 +215,7 @@ class GoingBack(RuleBasedStateMachine):
 
     @rule(name=names, text=texts)
     def move(self, name: str, text: str) -> None:
-        if set_channel(self.bundle_store, "ecom", name, self.versions[text], None)[1]:
+        if set_channel(self.bundle_store, "ecom", name, self.versions[text], None).has_moved:
             self.arrived(name, text)
 
     @rule(name=names)
@@ -225,7 +225,9 @@ class GoingBack(RuleBasedStateMachine):
         except (GateError, InputError):
             return
         left = self.head[name]
-        self.arrived(name, next(text for text, version in self.versions.items() if version == moved.head["version"]))
+        self.arrived(
+            name, next(text for text, version in self.versions.items() if version == moved.channel.head["version"])
+        )
         self.bad[name].add(left)
 
     @rule(name=names)
