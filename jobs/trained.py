@@ -41,12 +41,14 @@ class StudentResult(Printed, Report):
         manifest = self.manifest
         training = manifest.training
         sides = [f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items()]
-        rows_per_s = f"{training.rows_per_s or 0:,} rows/s on {training.device}"
+        how = f"on {training.device}; no step was left when it was resumed"
+        if training.rows_per_s is not None:
+            how = f"{training.rows_per_s:,} rows/s on {training.device}"
         rows = [
             ("verdict", _verdict(manifest)),
             ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
             ("rows", ", ".join(sides)),
-            ("trained", f"{counted(training.steps, 'step')}, {rows_per_s}"),
+            ("trained", f"{counted(training.steps, 'step')}, {how}"),
         ]
         rows += [("note", note) for note in manifest.notes]
         rows += [("gate", check.text) for check in self.gate.checks]

@@ -24,6 +24,7 @@ from relabel.distill.students.networks import EncoderStudent
 from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import BatchPlan
 from relabel.distill.training.output import WEIGHTS, checkpoint_name, list_checkpoints, step_of
+from relabel.jobs.trained import StudentResult
 from relabel.manifests.errors import ConfigError, LockHeldError, StaleRunError, TrainingError
 from relabel.manifests.failpoints import TRAINING_FAILPOINTS
 from tests.distill.conftest import make_pairs
@@ -96,6 +97,16 @@ def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
     assert report.manifest.training.steps == 4
     steps = [row["step"] for row in curve(report.output) if row["name"] == "loss" and row["split"] == "train"]
     assert steps == [1, 2, 3, 4]
+
+
+def test_a_resume_that_has_no_step_left_says_so_and_names_no_speed(run: Callable[..., Any]) -> None:
+    train = {"max_steps": 4, "save_every": 2}
+    with killed_at("before_model", 1):
+        run(train=train)
+    report = run(start="resume", train=train)
+    printed = "\n".join(StudentResult(**vars(report)).lines())
+    assert "4 steps, on cpu; no step was left when it was resumed" in printed
+    assert "rows/s" not in printed
 
 
 def test_accumulating_small_batches_is_the_loss_of_a_large_one(
