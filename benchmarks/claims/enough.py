@@ -89,9 +89,10 @@ def claim(work: Work) -> Claim:
         name="enough",
         title="A review separates enough evidence from too little",
         source="R2RAG, section 3.3",
-        answer=f"A small model finds “enough” likelier in {higher_Q.mean():.0%} of questions if both gold paragraphs "
-        f"are there than if one is missing, yet a search would stop in {share['enough'].value:.0%} of the former and "
-        f"{share['missing'].value:.0%} of the latter.",
+        answer="Better than chance, and not by much: the AUC of a small model's P(yes), between questions with both "
+        f"gold paragraphs and the same ones without one of them, is {area}, where chance has {LINE}. A search that "
+        f"stops above {LINE} would stop in {share['enough'].value:.0%} of the former and {share['missing'].value:.0%} "
+        "of the latter.",
         here=verdict(area, LINE),
         there=NO_N,
         n=Row("n", f"{answers.num_read} questions in two versions, of {answers.num_asked} asked", "not judged alone"),
