@@ -22,14 +22,12 @@ def drawn(queries: int, *, seed: int = 0, error: float = 0.1) -> tuple[np.ndarra
 
 
 def by_hand(human_G: np.ndarray, judge_G: np.ndarray, judge_U: np.ndarray, *, is_fitted: bool) -> tuple[float, ...]:
-    """λ · mean of the judge over all + mean over gold of (human - λ · judge), and its interval."""
+    """D and its interval, as docs/which-search-is-better.md writes them."""
     n, m = len(human_G), len(judge_U)
     everything = [*judge_G, *judge_U]
     weight = 1.0
     if is_fitted:
-        # the λ of PPI++ for a judge that labelled m other queries, from which its gold queries are kept apart
-        other = np.cov(human_G, judge_G)[0, 1] / ((1 + n / m) * np.var(everything, ddof=1))
-        weight = float(np.clip(other * (n + m) / m, 0, 1))
+        weight = float(np.clip(np.cov(human_G, judge_G)[0, 1] / np.var(everything, ddof=1), 0, 1))
     value = weight * np.mean(everything) + np.mean(human_G - weight * judge_G)
     share = weight * m / (n + m)
     residual = human_G - share * judge_G
