@@ -701,7 +701,7 @@ def set_channel(
         reasons = _below_reasons(below)
         failed = [remark for remark in wanted.refused_by if remark not in map(_as_remark, below)]
         if below and failed:  # an audit alone refuses no move: going back has to work
-            reasons.append(f"when it was published, an audit refused it: {'; '.join(failed)}")
+            reasons.append(f"when it was published, this refused it, too: {'; '.join(failed)}")
         _refuse(reasons, f"{bundle_store.url}/{name}: version {version}", "The channel is where it was.")
     moved = _move(
         bundle_store,

@@ -72,6 +72,7 @@ from relabel.manifests.label_sets import (
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads, codes_of, ids_of, release_unused, texts_of
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
 from relabel.manifests.metrics.evaluation import (
+    BASELINE_NAMES,
     MOST_LEXICAL,
     TEACHER,
     Gate,
@@ -316,7 +317,7 @@ def baseline_scores(
     for argument in options.baselines:
         name, path = named_path(argument)
         name = name or PurePosixPath(path).stem
-        if name in scores or name in ("constant", "random", "lexical"):
+        if name in scores or name in {*BASELINE_NAMES, *BASELINE_NAMES.values()}:
             raise UsageError(f"--baseline: two are called {name}. Name them apart: NAME=PATH.")
         ranking = load_ranking(path, storage, columns, allow_partial=options.allow_partial)
         score_N = ranking.scores_of(rows["query_id"], rows["doc_id"])
@@ -698,7 +699,7 @@ def lexical_scores(
             raise InputError(f"of more than {MOST_LEXICAL:,} rows it would take long")
         pairs = run_pairs(labels.where, labels.plan, storage, row_ids)
     except (InputError, ManifestError) as exc:
-        notes.append(f"no lexical baseline: {exc}")
+        notes.append(f"no BM25 baseline: {exc}")
         return None
     return bm25([(pair.query, pair.document) for pair in pairs])
 

@@ -369,7 +369,7 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
     kinds = {
         "constant": f"the constant grade {found.baselines.grade}",
         "random": "a random order",
-        "lexical": "shared words alone",
+        "lexical": "BM25",
         **{name: name for name in found.baselines.rankings or ()},
     }
     parts = []

@@ -481,7 +481,7 @@ def judged_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-BASELINES = {"lexical": "words alone (BM25)", "random": "a random order", "constant": "one grade for all"}
+BASELINES = {"lexical": "BM25", "random": "a random order", "constant": "one grade for all"}
 
 
 def seen_text(evaluation: Mapping[str, Any], speeds: Speeds) -> str:
@@ -498,7 +498,7 @@ def seen_text(evaluation: Mapping[str, Any], speeds: Speeds) -> str:
         beats = "is better than" if is_better else "is not shown to be better than"
         sentences.append(
             f"The {name} {beats} one grade for all (accuracy {figures['accuracy']['value']:.2f} against "
-            f"{constant:.2f}) and word matching (AUC {figures['auc_0/12']['value']:.2f} against {lexical:.2f})."
+            f"{constant:.2f}) and BM25 (AUC {figures['auc_0/12']['value']:.2f} against {lexical:.2f})."
         )
     if speeds.teacher and speeds.student:
         sentences.append(

@@ -44,6 +44,8 @@ BM25_B = 0.75
 MOST_LEXICAL = 100_000
 """Rows that BM25 is computed for at most: 40 s of one core, of documents of 100 words."""
 _WORD = re.compile(r"\w+")
+BASELINE_NAMES = {"constant": "constant", "random": "random", "lexical": "BM25"}
+"""What people read of a field of `Baselines`; another ranker's is called as the user calls it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Baselines:
         constant: of that grade for every row: all figures of the confusion matrix, and Brier, of the gold grades'
             shares as every row's distribution.
         random: the expected figures of a random order of each query; empty where rows name no query.
-        lexical: of BM25 of query and document; empty where their texts are not known.
+        lexical: of `bm25` of query and document; empty where their texts are not known.
         rankings: by name, of other rankers' scores of the same rows; None without any.
     """
 
@@ -77,7 +79,7 @@ class Baselines:
 
     def text(self, figure: str) -> str:
         """The baselines of a figure in words; empty where it has none."""
-        return ", ".join(f"{value:.4f} {kind}" for kind, value in self.of(figure).items())
+        return ", ".join(f"{value:.4f} {BASELINE_NAMES.get(kind, kind)}" for kind, value in self.of(figure).items())
 
 
 def baselines(judged: Judged) -> Baselines:
@@ -203,7 +205,7 @@ def baselines_not_beaten(figures: Mapping[str, float | None], baselines: Baselin
 def not_beaten(figures: Mapping[str, float | None], baselines: Baselines) -> list[str]:
     """The same in words."""
     return [
-        f"{missed.figure} {missed.value:.4f}, the {missed.kind} baseline {missed.bound:.4f}"
+        f"{missed.figure} {missed.value:.4f}, the {BASELINE_NAMES[missed.kind]} baseline {missed.bound:.4f}"
         for missed in baselines_not_beaten(figures, baselines)
     ]
 

@@ -209,6 +209,7 @@ def test_other_rankers_are_baselines_of_the_same_rows(world: Path, relabel: Call
         (("gold.qrels",), 3, ("gold.qrels", "judgments, not a system's ranking")),
         (("a.run", "a.run"), 2, ("two are called a", "NAME=PATH")),
         (("lexical=a.run",), 2, ("lexical", "NAME=PATH")),
+        (("BM25=a.run",), 2, ("BM25", "NAME=PATH")),
         (("other.run",), 3, ("other.run: ranks none of the 12 documents",)),
     ],
 )

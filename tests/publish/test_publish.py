@@ -457,7 +457,7 @@ def moves_of(bundle_store: Store, channel: str) -> tuple[Any, ...]:
         return ()
 
 
-# A channel is not pointed at a student that reads no better than a constant grade or shared words, unless asked to.
+# A channel is not pointed at a student that reads no better than a constant grade or BM25, unless asked to.
 
 
 BOUNDS = {"grade": 1, "constant": {"accuracy": 0.5, "kappa": 0.0}, "random": {}, "lexical": {"ndcg@10": 0.8}}
@@ -467,7 +467,7 @@ BOUNDS = {"grade": 1, "constant": {"accuracy": 0.5, "kappa": 0.0}, "random": {},
     ("student", "named"),
     [
         ({"rows": 9, "accuracy": 0.4, "kappa": 0.1, "ndcg@10": 0.9}, "accuracy 0.4000, the constant baseline 0.5000"),
-        ({"rows": 9, "accuracy": 0.6, "kappa": 0.1, "ndcg@10": 0.7}, "ndcg@10 0.7000, the lexical baseline 0.8000"),
+        ({"rows": 9, "accuracy": 0.6, "kappa": 0.1, "ndcg@10": 0.7}, "ndcg@10 0.7000, the BM25 baseline 0.8000"),
     ],
 )
 def test_a_channel_takes_a_student_below_a_baseline_with_anyway_alone(
@@ -507,15 +507,15 @@ def test_all_that_refuses_a_student_is_named_at_once(
     failed = {tmp_path / "one.json": ["stuffing is 0.8"], tmp_path / "two.json": ["again is 0.3"]}
     with pytest.raises(GateError) as refused:
         publish_to(local_bundle_store, folder, channel="stable", failed_audits=failed)
-    told = str(refused.value)
-    baselines = "accuracy 0.4000, the constant baseline 0.5000; ndcg@10 0.7000, the lexical baseline 0.8000"
-    assert baselines in told
-    assert f"{tmp_path / 'one.json'} failed: stuffing is 0.8. {tmp_path / 'two.json'} failed: again is 0.3" in told
+    message = str(refused.value)
+    baselines = "accuracy 0.4000, the constant baseline 0.5000; ndcg@10 0.7000, the BM25 baseline 0.8000"
+    assert baselines in message
+    assert f"{tmp_path / 'one.json'} failed: stuffing is 0.8. {tmp_path / 'two.json'} failed: again is 0.3" in message
     version = publish_to(local_bundle_store, folder, channel=None, failed_audits=failed).version.at
     with pytest.raises(GateError) as refused:
         set_channel(local_bundle_store, "ecom", "stable", version, None)
     assert baselines in str(refused.value)
-    assert "an audit refused it: stuffing is 0.8; again is 0.3" in str(refused.value)
+    assert "this refused it, too: stuffing is 0.8; again is 0.3" in str(refused.value)
 
 
 def test_what_refused_a_version_stays_with_it_and_makes_it_no_other(
