@@ -69,7 +69,14 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 SERVED: dict[str, Any] = {"folder": "[^/]+", "version": NAME, "version_sha256": f"({SHA256})?"}
 SERVED |= {"manifest_sha256": SHA256, "channel": (NAME, None), "sequence": (int, None)}
-STATE: dict[str, Any] = {"format": int, "name": NAME, "served": [SERVED], "held": {"*": int}, "left": {"*": [SHA256]}}
+REMARKED = {**SERVED, "refused_by": [TEXT]}
+STATE: dict[str, Any] = {
+    "format": int,
+    "name": NAME,
+    "served": [(REMARKED, SERVED)],
+    "held": {"*": int},
+    "left": {"*": [SHA256]},
+}
 STATE |= {"seen": {"*": {"sequence": int, "version_sha256": SHA256}}}
 SIGNATURE = {"algorithm": TEXT, "key_id": "[0-9a-f]{16}", "signature": TEXT}
 
@@ -415,6 +422,7 @@ class Served:
     manifest_sha256: str
     channel: str | None
     sequence: int | None
+    refused_by: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -438,6 +446,10 @@ class ServingState:
         """A version, and who left it."""
         by = ", ".join(self.leavers(served))
         return f"{served.version} ({by} left it by a rollback)" if by else served.version
+
+    def remarks(self) -> list[str]:
+        """What spoke against versions when they were published, a line each."""
+        return [f"version {one.version} {ALTHOUGH}{'; '.join(one.refused_by)}" for one in self.served if one.refused_by]
 
 
 class ServingFolder:
@@ -669,7 +681,7 @@ ALTHOUGH = "was published although this refuses it: "
 
 
 class Pulled(NamedTuple):
-    """What a pull did; `is_held` where it left a version that somebody rolled back to; `refused_by` as of a record."""
+    """What a pull did; `is_held` where it left a version that somebody rolled back to."""
 
     dest: Path
     served: Served
@@ -677,7 +689,6 @@ class Pulled(NamedTuple):
     is_held: bool = False
     fetched_bytes: int = 0
     repaired: str = ""
-    refused_by: Sequence[str] = ()
 
     def __str__(self) -> str:
         by = f" ({self.served.channel}, sequence {self.served.sequence})" if self.served.channel else ""
@@ -686,8 +697,8 @@ class Pulled(NamedTuple):
             notes.append(f"repaired what was damaged: {self.repaired}")
         if self.is_held:
             notes.append("left so after a rollback until the channel moves on (--unhold follows now)")
-        if self.refused_by:
-            notes.append(f"it {ALTHOUGH}{'; '.join(self.refused_by)}")
+        if self.served.refused_by:
+            notes.append(f"it {ALTHOUGH}{'; '.join(self.served.refused_by)}")
         return f"{self.dest}: serves {self.served.version}{by}, {'; '.join(notes)}."
 
 
@@ -773,7 +784,12 @@ def as_published(served: Served, version: Record, pointer: Record | None) -> Ser
     """What is to be remembered of the active version: what the store says, not what lies here and may be damaged.
     Without a pointer, it came by the channel by which it came.
     """
-    truth = replace(served, version=version.body["version"], manifest_sha256=version.manifest_sha256)
+    truth = replace(
+        served,
+        version=version.body["version"],
+        manifest_sha256=version.manifest_sha256,
+        refused_by=list(version.refused_by),
+    )
     if pointer is None:
         return truth
     return replace(truth, channel=pointer.body["channel"], sequence=pointer.body["moves"][-1]["sequence"])
@@ -942,7 +958,7 @@ def pull(
                 fault = dest.fault(to) or f"{dest.folder}/.pull.json: is not what the store says of {to.version}"
             if to == served and not fault:
                 dest.tidy(noted)
-                return Pulled(dest.folder, served, refused_by=version.refused_by)
+                return Pulled(dest.folder, served)
             to = replace(to, folder=fetch(store, dest, noted, version, counted))
         else:
             folder = fetch(store, dest, noted, version, counted)
@@ -950,7 +966,7 @@ def pull(
                 progress("asking the reference pairs", 0)
                 check_parity(dest.versions / folder)
             at, manifest_sha256 = version.body["version"], version.manifest_sha256
-            to = Served(folder, at, version.sha256, manifest_sha256, channel, sequence)
+            to = Served(folder, at, version.sha256, manifest_sha256, channel, sequence, list(version.refused_by))
         with dest.locked("switch", waits=True):
             state = dest.state() or ServingState(name)
             if state != noted and not lifts_hold:  # somebody rolled back while files came in
@@ -960,7 +976,7 @@ def pull(
             state = dest.switch(state, to, keep)
         dest.tidy(state)
         has_switched = bool(fault) or was != dest.path_of(to)
-        return Pulled(dest.folder, to, has_switched, is_held, fetched[0], fault, version.refused_by)
+        return Pulled(dest.folder, to, has_switched, is_held, fetched[0], fault)
 
 
 def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:

@@ -139,7 +139,7 @@ def _emit_pull(pulled: Pulled, destination: ServingFolder, output: str) -> int:
         "is_held": pulled.is_held,
         "fetched_bytes": pulled.fetched_bytes,
         "repaired": [pulled.repaired] if pulled.repaired else [],
-        "refused_by": list(pulled.refused_by),
+        "refused_by": pulled.served.refused_by,
         "exit_code": int(code),
     }
     return emit(TextResult(str(pulled), result), output, code)
@@ -220,11 +220,16 @@ def show_destination(folder: Path, output: str) -> int:
         "channel": served.channel,
         "sequence": served.sequence,
         "faults": [fault] if fault else [],
-        "kept": [{"version": version.version, "left_by": state.leavers(version)} for version in state.served],
+        "kept": [
+            {"version": one.version, "left_by": state.leavers(one), "refused_by": one.refused_by}
+            for one in state.served
+        ],
         "held": state.held,
         "exit_code": int(code),
     }
-    return emit(Summary(f"{folder}: serves {state.describe(served)}", result), output, code)
+    kept = [{"version": one.version, "left_by": state.leavers(one)} for one in state.served]
+    summary = Summary(f"{folder}: serves {state.describe(served)}", {**result, "kept": kept})
+    return emit(TextResult("\n".join([*summary.lines(), *state.remarks()]), result), output, code)
 
 
 def _checked(folder: Path) -> tuple[ServingState, str]:

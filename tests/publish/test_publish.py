@@ -495,6 +495,9 @@ def test_a_channel_takes_a_student_below_a_baseline_with_anyway_alone(
         assert said in done.out + done.err, command
     assert said in relabel("pull", f"{store}/ecom", str(tmp_path / "served")).out
     assert said in relabel("pull", f"{store}/ecom", str(tmp_path / "served")).out, "where it serves already, too"
+    shown = ("show", str(tmp_path / "served"))
+    assert f"version {open_bundle(folder).version} {said}" in relabel(*shown).out.splitlines()[-1]
+    assert relabel(*shown, "--output", "json").json["kept"][0]["refused_by"] == [named]
 
 
 def test_all_that_refuses_a_student_is_named_at_once(

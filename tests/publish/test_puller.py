@@ -225,6 +225,24 @@ def test_a_digit_that_changed_in_what_a_pull_remembers_is_repaired_by_the_next_p
                 assert remembered[key] == state["served"][0][key], (what, key)
 
 
+def test_what_an_earlier_relabel_remembered_is_read_and_a_later_remark_of_the_store_is_added(
+    store: LocalStore, source: Path, tmp_path: Path
+) -> None:
+    """That relabel did not remember what refused a version. Nothing is switched."""
+    dest = tmp_path / "dest"
+    pull_from(store, dest)
+
+    def without_remarks(held: dict[str, Any]) -> dict[str, Any]:
+        served = [{key: value for key, value in one.items() if key != "refused_by"} for one in held["served"]]
+        return {**held, "served": served}
+
+    change_json(dest / ".pull.json", without_remarks)
+    assert not pull_from(store, dest).has_switched
+    publish_to(store, source, channel=None, failed_audits={Path("audit.json"): ["stuffing is 0.8"]})
+    assert not pull_from(store, dest).has_switched
+    assert json.loads((dest / ".pull.json").read_bytes())["served"][0]["refused_by"] == ["stuffing is 0.8"]
+
+
 def test_pythons_caches_next_to_a_loader_are_no_damage(store: LocalStore, tmp_path: Path) -> None:
     """A server that imports `load.py` leaves them; a pull that repaired that would switch each time."""
     dest = tmp_path / "dest"
