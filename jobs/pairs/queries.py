@@ -172,13 +172,13 @@ class _HeldOut:
                 if "doc_id" in names:
                     self.ids.update(map(str, frame.select("doc_id").collect()["doc_id"]))
             self.texts.update(text for text in rows["text"] if text)
-            queries = {frozenset(_words(query)) for query in rows["query"] if query}
+            queries = {frozenset(_parts(query)) for query in rows["query"] if query}
             for words in queries:
                 for word in words:
                     self._with_word[word].append(words)
 
     def resembles(self, query: str) -> bool:
-        words = set(_words(query))
+        words = _parts(query)
         for word in words:
             for other in self._with_word.get(word, ()):
                 if len(words & other) >= _LIKE * len(words | other):
@@ -288,8 +288,20 @@ def _rows_of(
         yield row | {"origin": origin, "share": share}
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+def _words(text: str, stop_words: Set[str]) -> Iterator[str]:
+    """Words in lower case, with the apostrophes in them (`men's`), save one after a stop word (`l'eau`)."""
+    for word in re.findall(r"\w+(?:'\w+)*", text.lower().replace("’", "'")):
+        first, _, rest = word.partition("'")
+        if rest and first in stop_words:
+            yield first
+            yield from _words(rest, stop_words)
+        else:
+            yield word
+
+
+def _parts(text: str) -> set[str]:
+    """Words cut at all apostrophes, so that `men's` resembles `men`."""
+    return set(re.findall(r"\w+", text.lower()))
 
 
 def _texts(source: Any) -> list[str]:
@@ -326,25 +338,25 @@ def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule, *, is_prose: bool
     """
     if not documents:
         return
+    stop_words = _stop_words(rule.language, is_prose=is_prose)
     num_with_word = Counter[str]()
     for document in documents:
         for text in _texts(document["source"]):
-            num_with_word.update(set(_words(text)))
+            num_with_word.update(set(_words(text, stop_words)))
     most = max(_FEW, _MOST_SHARE * len(documents))
-    breaks = _stop_words(rule.language, is_prose=is_prose)
-    breaks.update(word for word, count in num_with_word.items() if count > most)
+    frequent = {word for word, count in num_with_word.items() if count > most}
     rng = random.Random(rule.seed)
     drawn = []
     for number in rng.choices(range(len(documents)), k=rule.queries * 4):
         runs = []
-        for phrase in _phrases(documents[number]["source"], breaks):
+        for phrase in _phrases(documents[number]["source"], stop_words, frequent):
             for run in _runs(phrase, rule):
                 is_known = all(num_with_word[word] >= _LEAST_DOCUMENTS for word in run.words)
                 if is_known and _names_something(run.words):
                     runs.append(run.words)
         drawn += [(words, number) for words in rng.sample(runs, min(len(runs), _RUNS_A_DRAW))]
     rng.shuffle(drawn)
-    whole = _whole_phrases({words for words, _ in drawn}, documents, breaks, rule)
+    whole = _whole_phrases({words for words, _ in drawn}, documents, stop_words, frequent, rule)
     for words, number in drawn:
         if words in whole:
             yield " ".join(words), number
@@ -366,13 +378,13 @@ def _stop_words(language: str, *, is_prose: bool) -> set[str]:
     return {word for name in names for word in getattr(stop_words, f"STOPWORDS_{name}")}
 
 
-def _phrases(source: Any, breaks: Set[str]) -> Iterator[list[str]]:
+def _phrases(source: Any, stop_words: Set[str], frequent: Set[str]) -> Iterator[list[str]]:
     """Words between marks, line ends and the words that say nothing."""
     for text in _texts(source):
         for part in _MARKS.split(text):
             phrase: list[str] = []
-            for word in _words(part):
-                if word not in breaks:
+            for word in _words(part, stop_words):
+                if word not in stop_words and word not in frequent:
                     phrase.append(word)
                 elif phrase:
                     yield phrase
@@ -392,12 +404,17 @@ def _runs(phrase: Sequence[str], rule: QueryRule) -> Iterator[_Run]:
 
 def _names_something(words: Sequence[str]) -> bool:
     """Whether there is a word of letters, and no number comes first: that counts or measures what follows."""
-    has_a_name = any(word.isalpha() and (len(word) > 2 or not word.isascii()) for word in words)
+    names = [word for word in words if word.replace("'", "").isalpha()]
+    has_a_name = any(len(word) > 2 or not word.isascii() for word in names)
     return has_a_name and not words[0].isdigit()
 
 
 def _whole_phrases(
-    wanted: Set[tuple[str, ...]], documents: Sequence[dict[str, Any]], breaks: Set[str], rule: QueryRule
+    wanted: Set[tuple[str, ...]],
+    documents: Sequence[dict[str, Any]],
+    stop_words: Set[str],
+    frequent: Set[str],
+    rule: QueryRule,
 ) -> set[tuple[str, ...]]:
     """Those that are no piece of a longer phrase: in at most half of their documents does one and the same word come
     before them, and the same after them. So of `gel ice cream maker`, `gel ice` is none.
@@ -406,7 +423,7 @@ def _whole_phrases(
     neighbours: dict[tuple[str, ...], Counter[tuple[str, str]]] = defaultdict(Counter)
     for document in documents:
         seen = set()
-        for phrase in _phrases(document["source"], breaks):
+        for phrase in _phrases(document["source"], stop_words, frequent):
             for run in _runs(phrase, rule):
                 if run.words not in wanted:
                     continue

@@ -115,6 +115,31 @@ def test_passages_without_titles_give_no_halves_of_sentences_and_it_is_said(
     assert said not in capsys.readouterr().err, "it was asked for"
 
 
+@pytest.mark.parametrize(
+    ("title", "language", "query"),
+    [
+        ("Men's Shoes", "english", "men's shoes"),
+        ("Men’s Shoes", "english", "men's shoes"),
+        ("O'Neill Wetsuit", "english", "o'neill wetsuit"),
+        ("Huile, l'eau minérale", "french", "eau minérale"),
+    ],
+)
+def test_a_word_keeps_its_apostrophe_but_none_after_a_stop_word(
+    tmp_path: Path, title: str, language: str, query: str
+) -> None:
+    titles = [f"{title}, n{number}" for number in range(5)]
+    pq.write_table(pa.table({"doc_id": titles, "title": titles}), tmp_path / "docs.parquet")
+    assert {row["query"] for row in made(tmp_path / "docs.parquet", "--language", language)} == {query}
+
+
+def test_a_query_resembles_a_held_out_one_whatever_its_apostrophes(tmp_path: Path) -> None:
+    titles = [f"Men's Shoes, n{number}, oak lamp" for number in range(5)]
+    pq.write_table(pa.table({"doc_id": titles, "title": titles}), tmp_path / "docs.parquet")
+    pq.write_table(pa.table({"query": ["men shoes"]}), tmp_path / "held.parquet")
+    rows = made(tmp_path / "docs.parquet", "--unlike", str(tmp_path / "held.parquet"))
+    assert {row["query"] for row in rows} == {"oak lamp"}
+
+
 def test_single_words_are_queries_on_request(docs: Path) -> None:
     write_products(docs)
     queries = {str(row["query"]) for row in made(docs, "--min-words", "1", "--max-words", "1")}
