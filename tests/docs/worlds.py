@@ -347,7 +347,6 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "how-many-human-labels.md": lambda folder, _: two_searches(folder),
     "jobs.md": lambda folder, _: write_pairs(folder),
     "labels-for-less.md": lambda folder, _: many_queries(folder),
-    "label-my-pairs.md": lambda folder, _: write_pairs(folder),
     "label-with-a-batch-api.md": lambda folder, _: write_pairs(folder),
     "labelers.md": lambda folder, _: (write_pairs(folder), cited_answers(folder)),
     "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
