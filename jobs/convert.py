@@ -31,6 +31,7 @@ from relabel.manifests.forms import (
     form_by_suffix,
     form_of,
     read_text,
+    row_text_of,
     write_grouped,
 )
 from relabel.manifests.gold import FROM_GOLD
@@ -173,6 +174,10 @@ class Source:
     row_column: str | None = None
     run: RunLabels | None = None
 
+    def row_text(self, at: int) -> str:
+        """How messages name a row."""
+        return row_text_of(self.form)(at) if self.row_column is None else f"{self.row_column} {at}"
+
 
 def open_source(
     path: str, form: Form | None, target: Form, options: ConvertOptions, scratch: Path, storage: Storage
@@ -265,7 +270,8 @@ def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage
     table = pa.table(columns)
     if options.queries is None or not form.is_by_text or target.is_by_text:
         return table
-    return with_ids(table, path, load_queries(options.queries, options.by, options.query, storage))
+    queries = load_queries(options.queries, options.by, options.query, storage)
+    return with_ids(table, path, queries, row_text=row_text_of(form))
 
 
 def _as_text(value: Any) -> str | None:
@@ -436,7 +442,7 @@ def _check(polars: Any, found: Any, source: Source, target: Form, options: Conve
         if not rows.height:
             continue
         held = rows.row(0, named=True)
-        where = f"{source.path}: {source.row_column or 'row'} {held['at']}"
+        where = f"{source.path}: {source.row_text(held['at'])}"
         others = f" ({rows.height:,} such rows)" if rows.height > 1 else ""
         if name == "odd":
             raise InputError(f"{where}: {_odd_text(source, held['odd'], others)}")

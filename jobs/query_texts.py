@@ -9,7 +9,7 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import load_columns
 from relabel.manifests.labels import texts_of
-from relabel.manifests.tables import NeededColumn, as_ids, require_columns
+from relabel.manifests.tables import NeededColumn, RowText, as_ids, require_columns
 
 SHOWN_CHARACTERS = 60
 
@@ -36,11 +36,11 @@ def load_queries(path: str, by: str, query: str, storage: Storage) -> list[tuple
     return list(dict.fromkeys((name, str(text)) for name, text in pairs if text is not None))
 
 
-def with_ids(table: pa.Table, path: str, queries: Sequence[tuple[str, str]]) -> pa.Table:
+def with_ids(table: pa.Table, path: str, queries: Sequence[tuple[str, str]], *, row_text: RowText) -> pa.Table:
     """Rows whose `query_id` is a text, with the ids of that text in its place: a row for each.
 
     Args:
-        path: of the rows, for messages.
+        path, row_text: of the rows, for messages.
         queries: ids and texts.
     Raises:
         InputError: a text has no id.
@@ -53,7 +53,9 @@ def with_ids(table: pa.Table, path: str, queries: Sequence[tuple[str, str]]) -> 
     for row, text in enumerate(table["query_id"].to_pylist()):
         if text not in ids_of_text:
             shown = text[:SHOWN_CHARACTERS]
-            raise InputError(f"{path}: row {row}: the table of --queries has no text {shown!r}. Add it with its id.")
+            raise InputError(
+                f"{path}: {row_text(row)}: the table of --queries has no text {shown!r}. Add it with its id."
+            )
         for name in ids_of_text[text]:
             rows.append(row)
             ids.append(name)

@@ -33,7 +33,7 @@ from relabel.manifests.forms import (
     PARQUET,
     QRELS,
     QUEPID,
-    TSV,
+    SHEETS,
     Form,
     form_by_suffix,
     form_of,
@@ -621,7 +621,7 @@ def _read_opinions(
 
 def _row_text(form: Form, row: int) -> str:
     """A row of what people filled in, counted from 0, as they find it."""
-    return sheet_row(row) if form in (CSV, TSV, QUEPID) else f"row {row + 1}"
+    return sheet_row(row) if form in SHEETS else f"row {row + 1}"
 
 
 def _check_grades(

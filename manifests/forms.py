@@ -49,7 +49,16 @@ from relabel.manifests.judgments import (
 )
 from relabel.manifests.process import require
 from relabel.manifests.store import read_whole
-from relabel.manifests.tables import PARQUET_SUFFIXES, SCORES_RANK, Column, open_parquet, read_parquet, reading
+from relabel.manifests.tables import (
+    PARQUET_SUFFIXES,
+    SCORES_RANK,
+    Column,
+    RowText,
+    numbered_row,
+    open_parquet,
+    read_parquet,
+    reading,
+)
 
 Choice = Callable[[list[str]], Sequence[str]]
 """The names that a file has to the names that are wanted of it; raises where one is missing (see `require_columns`)."""
@@ -487,5 +496,12 @@ GRADED = tuple(form for form in FORMS if form.has_grades)
 """Those that judgments and labels come in."""
 TREC = (QRELS, RUN)
 """Text without names, in which a pair occurs once."""
+SHEETS = (CSV, TSV, QUEPID)
+"""What a spreadsheet opens."""
 TABLE_SUFFIXES = tuple(suffix for form in FORMS if not form.columns for suffix in form.suffixes)
 """Names that end so are tables, whatever lies there."""
+
+
+def row_text_of(form: Form | None) -> RowText:
+    """How messages name a row of such a file: in a sheet as it is shown there, else by its number from 0."""
+    return sheet_row if form in SHEETS else numbered_row

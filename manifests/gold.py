@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.forms import load_columns
+from relabel.manifests.forms import FORMS, form_by_suffix, load_columns, row_text_of
 from relabel.manifests.inputs import changed_files, list_input, open_dataset
 from relabel.manifests.labels import ids_of, texts_of
 from relabel.manifests.plan import Plan
@@ -21,8 +21,10 @@ from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import (
     Column,
     NeededColumn,
+    RowText,
     as_ids,
     id_column,
+    numbered_row,
     open_parquet,
     read_grades,
     read_parquet,
@@ -335,6 +337,7 @@ def load_qrels(
         grade,
         grade_map,
         path=path,
+        row_text=row_text_of(form_by_suffix(path, FORMS)),
     )
     return qrels | further_columns
 
@@ -345,7 +348,13 @@ def has_implied_grades(grade: str, names: Collection[str], further: Collection[s
 
 
 def graded(
-    column: Column | None, further: Mapping[str, pa.Array], name: str, grade_map: GradeMap | None, *, path: str
+    column: Column | None,
+    further: Mapping[str, pa.Array],
+    name: str,
+    grade_map: GradeMap | None,
+    *,
+    path: str,
+    row_text: RowText = numbered_row,
 ) -> pa.Int64Array:
     """Gold grades, after `--map`, of the column of that name; without it (`has_implied_grades`) of the others.
 
@@ -355,7 +364,7 @@ def graded(
     if column is None:
         return implied_grades(further)
     advice = " Name another column with --grade, or leave those rows empty."
-    grades = read_grades(column).readable(path, name, advice=advice)
+    grades = read_grades(column).readable(path, name, advice=advice, row_text=row_text)
     return mapped(grades, grade_map, where=f"{path}, column `{name}`", option="--map")
 
 

@@ -13,7 +13,15 @@ import pyarrow as pa
 
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.forms import TABLE_SUFFIXES, Choice, load_columns, load_scores
+from relabel.manifests.forms import (
+    FORMS,
+    TABLE_SUFFIXES,
+    Choice,
+    form_by_suffix,
+    load_columns,
+    load_scores,
+    row_text_of,
+)
 from relabel.manifests.gold import (
     FROM_GOLD,
     GOLD_QUERY,
@@ -286,7 +294,7 @@ def open_ranking(
         further=(),
         wants_ids=True,
     )
-    scores = read_scores(rows.columns[score], path=path, name=score)
+    scores = read_scores(rows.columns[score], path=path, name=score, row_text=row_text_of(form_by_suffix(path, FORMS)))
     if score == RANK:
         scores = pc.negate(scores)
     batch = pa.RecordBatch.from_pydict({"row_id": pa.array(rows.kept), **rows.ids, SCORE: scores})

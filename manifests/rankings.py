@@ -13,12 +13,21 @@ import pyarrow as pa
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.forms import FORMS, QRELS_COLUMNS, RUN, RUN_COLUMNS, form_by_suffix, name_of, read_text
+from relabel.manifests.forms import (
+    FORMS,
+    QRELS_COLUMNS,
+    RUN,
+    RUN_COLUMNS,
+    form_by_suffix,
+    name_of,
+    read_text,
+    row_text_of,
+)
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import codes_of, pair_codes, texts_of
 from relabel.manifests.metrics.judged import RANK, SCORE
 from relabel.manifests.run_labels import file_schema, open_run_labels
-from relabel.manifests.tables import Column, NeededColumn, as_ids, id_column, require_columns
+from relabel.manifests.tables import Column, NeededColumn, RowText, as_ids, id_column, numbered_row, require_columns
 
 JSON_SUFFIX = ".json"
 TABLES = tuple(form for form in FORMS if not form.columns)
@@ -174,7 +183,7 @@ def _of_table(path: str, columns: RankingColumns, storage: Storage) -> Ranking:
     assert form is not None
     held = form.read(path, choose, storage)
     query, doc, ranked_by = chosen
-    value_N = _numbers(held[ranked_by], path)
+    value_N = _numbers(held[ranked_by], path, row_text_of(form))
     if ranked_by == RANK:
         value_N = -value_N
     found = _ranking(path, f"{form.name}, by `{ranked_by}`", held[query], held[doc], value_N)
@@ -214,7 +223,7 @@ def _of_scored(path: str, storage: Storage, *, allow_partial: bool) -> Ranking:
     return _ranking(path, f"output of relabel, by `{ranked_by}`", query_ids, doc_ids, scores)
 
 
-def _numbers(column: Column, path: str) -> np.ndarray:
+def _numbers(column: Column, path: str, row_text: RowText = numbered_row) -> np.ndarray:
     """A column of scores or ranks, float64 [N].
 
     Raises:
@@ -228,8 +237,8 @@ def _numbers(column: Column, path: str) -> np.ndarray:
     wrong = np.flatnonzero(~np.isfinite(number_N))
     if len(wrong):
         raise InputError(
-            f"{path}: row {wrong[0]} has the score {str(values[wrong[0]])[:60]!r}, which is no number. Give every row "
-            "a score, or leave the column out and name ranks `rank`."
+            f"{path}: {row_text(int(wrong[0]))} has the score {str(values[wrong[0]])[:60]!r}, which is no "
+            "number. Give every row a score, or leave the column out and name ranks `rank`."
         )
     return number_N
 

@@ -698,11 +698,11 @@ class Grades(NamedTuple):
         return self.values
 
 
-def read_scores(column: Column, *, path: str, name: str) -> pa.DoubleArray:
+def read_scores(column: Column, *, path: str, name: str, row_text: RowText) -> pa.DoubleArray:
     """Numbers from what files hold, float64; null, NaN and blank text are null.
 
     Args:
-        path, name: of the column, for messages.
+        path, name, row_text: of the column, for messages.
     Raises:
         InputError: a row holds something else.
     """
@@ -716,7 +716,7 @@ def read_scores(column: Column, *, path: str, name: str) -> pa.DoubleArray:
             number = math.nan
         if number is not None and not math.isfinite(number):
             row = int(np.flatnonzero(code_N == code)[0])
-            raise InputError(f"{path}: row {row}: `{name}` is {text[:60]!r}, and a score is a number.")
+            raise InputError(f"{path}: {row_text(row)}: `{name}` is {text[:60]!r}, and a score is a number.")
         found.append(number)
     return pa.array(found, pa.float64()).take(pa.array(code_N))
 

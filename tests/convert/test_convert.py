@@ -125,6 +125,14 @@ def test_a_grade_that_is_no_whole_number_is_refused_with_its_row(
     assert not Path("x.qrels").exists()
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.quepid.csv"])
+def test_a_row_of_a_sheet_is_named_as_the_sheet_shows_it(relabel: Callable[..., Any], folder: Path, name: str) -> None:
+    mark = "," if name.endswith("csv") else "\t"
+    names = ["query", "docid", "rating"] if "quepid" in name else ["query_id", "doc_id", "grade"]
+    Path(name).write_text("\n".join(map(mark.join, (names, ["q", "a", "1"], ["q", "b", "one"]))))
+    relabel("convert", name, "y.jsonl").refused(3, f"{name}: row 3 (the header is row 1): grade 'one'")
+
+
 @pytest.mark.parametrize("kind", [pa.float64(), pa.decimal128(4, 1)])
 def test_floats_that_are_whole_are_grades_and_others_are_refused(
     relabel: Callable[..., Any], folder: Path, kind: pa.DataType

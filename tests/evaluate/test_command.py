@@ -374,6 +374,13 @@ def trec(grade: Callable[[int], Any]) -> str:
         ("q0 0 d0 1.5\n", (), "grades.txt", 3, ("no whole number", "'1.5'")),
         ('{"query_id": "q0"}\nnot json\n', (), "g.jsonl", 3, ("line 2 is not JSON",)),
         ("query_id,doc_id,grade\nq0,d0\n", (), "g.csv", 3, ("row 2 (the header is row 1) has 2 fields",)),
+        (
+            "query_id,doc_id,grade\nq0,d0,one\n",
+            (),
+            "g.csv",
+            3,
+            ("(row 2 (the header is row 1): 'one')",),
+        ),
         ("not parquet", (), "g.parquet", 3, ("g.parquet",)),
         (
             "query_id,doc_id,grades\nq0,d0,1\n",

@@ -228,7 +228,9 @@ def test_texts_of_ids_come_from_a_table_of_queries(
         3, "gold.qrels: line 2", "queries.jsonl has no text for query 'q7'"
     )
     Path("z.quepid.csv").write_text("query,docid,rating\nsofa,a,1\n")
-    relabel("convert", "z.quepid.csv", "z.qrels", "--queries", "queries.jsonl").refused(3, "row 0", "'sofa'")
+    relabel("convert", "z.quepid.csv", "z.qrels", "--queries", "queries.jsonl").refused(
+        3, "row 2 (the header is row 1)", "'sofa'"
+    )
     write_rows([*ROWS, ROWS[0] | {"query": "oak  table"}], "queries.jsonl")
     relabel("convert", "gold.qrels", "y.quepid.csv", "--queries", "queries.jsonl").refused(3, "'q1' has two texts")
     assert not list(Path().glob("y.quepid*"))
