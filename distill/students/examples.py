@@ -33,6 +33,7 @@ from relabel.distill.students.spec import (
 )
 from relabel.manifests.errors import ConfigError, InputError, ManifestError
 from relabel.manifests.files import Storage, is_url
+from relabel.manifests.forms import TABLE_SUFFIXES
 from relabel.manifests.gold import (
     PairGrades,
     check_scale,
@@ -43,8 +44,9 @@ from relabel.manifests.gold import (
     own_input,
 )
 from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.label_sets import open_labels
 from relabel.manifests.labels import KINDS as COLUMN_KINDS
-from relabel.manifests.labels import LABELS, Pair, table_of
+from relabel.manifests.labels import LABELS, Pair, table_of, texts_of
 from relabel.manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
 from relabel.manifests.plan import PLAN_NAME, Plan, ShardPlan
 from relabel.manifests.records import digest_of, plain, sha256_bytes
@@ -54,7 +56,7 @@ from relabel.manifests.run_labels import read_labels
 from relabel.manifests.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import read_whole
-from relabel.manifests.tables import PARQUET_SUFFIXES, Column, document_line, read_grades, reading
+from relabel.manifests.tables import PARQUET_SUFFIXES, Column, as_ids, document_line, read_grades, reading
 
 # N rows, K grades
 
@@ -204,9 +206,9 @@ def refuse_twice(sources: Sequence[LearnedLabels], *, key: str) -> None:
 
 
 # ------------------------------------------------------------------------------
-# Labels to learn from: of finished runs, through their manifest alone, or of Parquet files with the label schema; texts
-# rejoined by row. A label's text is the row of the input that it names; query and document id must agree, else somebody
-# changed one of the two.
+# Labels to learn from: of finished runs, through their manifest alone, or of files. A label's text is the row of the
+# input that it names by `row_id`; query and document id must agree, else somebody changed one of the two. Labels of
+# files without `row_id` are joined by these ids.
 
 
 NO_GRADE = -1
@@ -246,6 +248,7 @@ class LabelTable:
         plan: of a run.
         phi: of a run whose labeler has a rule map.
         about: what made the labels, for the manifest; None for rows that have gold grades alone.
+        notes: what a reader should know of them.
     """
 
     where: str
@@ -258,6 +261,7 @@ class LabelTable:
     plan: Plan | None = None
     phi: PhiTable | None = None
     about: LearnedLabels | None = None
+    notes: Sequence[str] = ()
 
 
 def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
@@ -284,7 +288,7 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
 
 def _is_run(path: str) -> bool:
     if is_url(path):
-        return not path.endswith(PARQUET_SUFFIXES)
+        return not path.endswith(TABLE_SUFFIXES)
     return Path(path).is_dir()
 
 
@@ -294,15 +298,23 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         data = read_whole(path, storage)
     except FileNotFoundError as exc:
         raise InputError(
-            f"{path}: no such file or folder (from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
+            f"{path}: no such file or folder (from {Path.cwd()}). `labels` wants outputs of runs, or label files."
         ) from exc
-    with reading(path):
-        labels = table_of(data, label_columns(pq.read_schema(pa.BufferReader(data)), path))
     if source.pairs is None:
         raise ConfigError(
             f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
         )
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
+    schema = None
+    if path.endswith(PARQUET_SUFFIXES):
+        with reading(path):
+            schema = pq.read_schema(pa.BufferReader(data))
+    notes: Sequence[str] = ()
+    if schema is not None and "row_id" in schema.names:
+        with reading(path):
+            labels = table_of(data, label_columns(schema, path))
+    else:
+        labels, notes = _labels_by_ids(path, dataset, storage)
     statuses = Counter({"ok": labels.num_rows})
     if "status" in labels.column_names:
         statuses = Counter(labels["status"].to_pylist())
@@ -315,7 +327,47 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         weight=source.weight,
         labels=0,
     )
-    return _usable(labels, dataset, source, about)
+    return replace(_usable(labels, dataset, source, about), notes=notes)
+
+
+def _labels_by_ids(path: str, dataset: Dataset, storage: Storage) -> tuple[pa.Table, Sequence[str]]:
+    """Grades, and distributions where there are any, of a file without `row_id`, read as `relabel evaluate` reads it;
+    and what to know of them.
+
+    Raises:
+        InputError: it can't be read, lacks a column, or the pairs have a labelled one never or several times.
+    """
+    found = open_labels(path, storage)
+    (batch,) = found.parts()
+    query_column, doc_column = dataset.id_columns
+    files = [file.path for file in dataset.files]
+    rows_of: dict[tuple[str, str], list[int]] = {}
+    for row, pair in enumerate(zip(_ids(files, query_column, storage), _ids(files, doc_column, storage), strict=True)):
+        rows_of.setdefault(pair, []).append(row)
+    columns = {name: batch[name] for name in ("grade", "probs") if name in batch.schema.names}
+    columns |= {name: texts_of(batch[name]) for name in ("query_id", "doc_id")}
+    columns["row_id"] = []
+    for query, doc in zip(columns["query_id"], columns["doc_id"], strict=True):
+        rows = rows_of.get((query, doc), [])
+        if not rows:
+            raise InputError(
+                f"{path}: a label is of query {query}, document {doc}, which the pairs ({files[0]}) do not have. Are "
+                "they the right pairs?"
+            )
+        if len(rows) > 1:
+            raise InputError(
+                f"{path}: a label is of query {query}, document {doc}, which are rows {rows[0]} and {rows[1]} of the "
+                f"pairs ({files[0]}). Leave one out, or give labels as Parquet with `row_id`, the row of the pairs "
+                "from 0."
+            )
+        columns["row_id"].append(rows[0])
+    return pa.table(columns), found.notes
+
+
+def _ids(files: list[str], column: str, storage: Storage) -> list[str]:
+    """A column of ids of the pairs, in the order of their rows."""
+    ids = load_gold_by_row(files, column, storage, role="an id of the pairs", option="pairs.columns")
+    return texts_of(as_ids(ids, path=files[0], name=column))
 
 
 def label_columns(schema: pa.Schema, path: str) -> list[str]:
@@ -329,7 +381,7 @@ def label_columns(schema: pa.Schema, path: str) -> list[str]:
     theirs = (schema.metadata or {}).get(b"relabel.schema", b"").decode()
     if theirs and theirs.partition("-")[0] != ours.partition("-")[0]:
         raise InputError(f"{path}: holds {theirs}, labels are wanted ({ours}).")
-    missing = [name for name in ("row_id", "query_id", "doc_id", "grade") if name not in schema.names]
+    missing = [name for name in ("query_id", "doc_id", "grade") if name not in schema.names]
     if missing:
         raise InputError(
             f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel "
@@ -827,6 +879,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
             split=split_facts(split, keys, texts, side_N),
         ),
         documents=_document_lines(spec, tables),
+        notes=[f"{table.where}: {note}" for table in tables for note in table.notes],
     )
     check_examples(examples)
     train_rows = examples.rows_of(TRAIN)

@@ -236,7 +236,9 @@ class LabelSource(Spec):
     """One set of labels."""
 
     path: PathText = Field(min_length=1)
-    """Output folder of a finished run, or a Parquet file with the label schema."""
+    """Output folder of a finished run, or a file of labels: Parquet, CSV, TSV or JSONL. One without `row_id` has
+    `query_id`, `doc_id`, `grade` and optionally `probs`, and is joined by the ids.
+    """
     weight: float = Field(1.0, gt=0.0, le=1000.0)
     """Weight of each of its rows in the loss."""
     weights: dict[Literal["cheap", "teacher", "audit", "calibration"], float] = Field({})

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.spec import DistillSpec
+from relabel.distill.students.examples import load_labels
+from relabel.distill.students.spec import DistillSpec, LabelSource
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, ModelError
+from relabel.manifests.files import Storage
 from relabel.manifests.labels import LABELS
 from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, write_labels
@@ -165,6 +168,54 @@ def test_what_can_not_be_trained_is_refused_before_training(
 ) -> None:
     with pytest.raises(error, match=says):
         run(**changes(str(encoder_dir()), str(decoder_dir())))
+
+
+def peoples_labels(path: Path, pairs: list[dict[str, Any]]) -> Path:
+    """Labels as people have them: of some pairs, in an order of their own, without `row_id`."""
+    frame = pl.DataFrame([{name: row[name] for name in ("query_id", "doc_id", "grade")} for row in pairs[:100:-1]])
+    if path.suffix == ".csv":
+        frame.write_csv(path, separator=";")
+    elif path.suffix == ".jsonl":
+        frame.write_ndjson(path)
+    else:
+        frame.with_columns(grade=pl.col("grade").cast(pl.Float64)).write_parquet(path)  # as pandas keeps nulls
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+def test_labels_without_row_ids_are_joined_by_query_and_document(tmp_path: Path, pairs_file: Path, suffix: str) -> None:
+    pairs = make_pairs()
+    path = peoples_labels(tmp_path / f"labels.{suffix}", pairs)
+    source = LabelSource(path=str(path), pairs={"path": [str(pairs_file)]})
+    table = load_labels(source, Storage(), allow_over_limit=False)
+    learned = [(pair.row_id, pair.document) for pair in table.pairs]
+    assert learned == [(row, pairs[row]["document"]) for row in range(len(pairs) - 1, 100, -1)]
+    assert table.heads["relevance"].grades.tolist() == [pair["grade"] for pair in pairs[:100:-1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda pairs: pairs[:-1], "document d5, which the pairs .* do not have. Are they the right pairs"),
+        (lambda pairs: [*pairs, pairs[-1]], "document d5, which are rows 143 and 144 of the pairs .*`row_id`"),
+    ],
+)
+def test_labels_without_row_ids_whose_pairs_are_not_clear_are_refused(
+    run: Callable[..., Any], tmp_path: Path, change: Callable[[Any], Any], says: str
+) -> None:
+    pairs = make_pairs()
+    pq.write_table(pa.Table.from_pylist(change(pairs)), tmp_path / "pairs.parquet")
+    with pytest.raises(InputError, match=says):
+        run(labels=labels(peoples_labels(tmp_path / "labels.csv", pairs), tmp_path / "pairs.parquet"))
+
+
+def test_labels_of_a_file_that_are_no_grades_are_left_out_and_it_is_said(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
+) -> None:
+    path = peoples_labels(tmp_path / "labels.csv", make_pairs())
+    path.write_text(path.read_text() + "q00;d0;ERROR\n")
+    notes = run(labels=labels(path, pairs_file), train={"max_steps": 1}).manifest.notes
+    assert any("labels.csv: 1 values of `grade` are no whole number and are left out" in note for note in notes)
 
 
 def test_another_label_schema_is_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
