@@ -34,6 +34,7 @@ from relabel.manifests.forms import (
     QRELS,
     QUEPID,
     SHEETS,
+    TSV,
     Form,
     form_by_suffix,
     form_of,
@@ -51,9 +52,9 @@ from relabel.manifests.run_labels import RunLabels, open_run_labels
 from relabel.manifests.secrets import counted, one_line, shortened
 from relabel.manifests.tables import Column, NeededColumn, as_ids, read_grades, require_columns
 
-TARGETS = (LABEL_STUDIO, QUEPID, OPENSEARCH, PARQUET, JSONL, CSV)
+TARGETS = (LABEL_STUDIO, QUEPID, OPENSEARCH, PARQUET, JSONL, CSV, TSV)
 """What pairs for people are written as."""
-GOLD_TARGETS = (PARQUET, JSONL, CSV)
+GOLD_TARGETS = (PARQUET, JSONL, CSV, TSV)
 PEOPLE = ("who", "when", "why")
 MOST_EXAMPLES = 6
 """Pairs that a prompt gets."""

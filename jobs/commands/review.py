@@ -28,7 +28,7 @@ _OUT = (*_CHOICE, "queries", "blind")
     "--to",
     required=True,
     metavar="FILE",
-    help="Pairs: .labelstudio.json, .quepid.csv, .opensearch.json, .parquet, .jsonl, .csv; gold: the last three.",
+    help="Pairs: .labelstudio.json, .quepid.csv, .opensearch.json, .parquet, .jsonl, .csv, .tsv; gold: the last four.",
 )
 @click.option(
     "--from",

@@ -288,6 +288,17 @@ def test_a_row_is_named_as_the_program_shows_it_in_which_it_was_filled_in(
 
 
 @pytest.mark.usefixtures("labelled")
+def test_a_sheet_of_tabs_is_written_and_read(review: Call) -> None:
+    """A spreadsheet divides tabs where the comma is the decimal mark, too."""
+    review("--to", "look.tsv", "--pairs", "6")
+    frame = pl.read_csv("look.tsv", separator="\t").with_columns(grade=pl.lit(1), who=pl.lit("anna"))
+    frame.write_csv("look.tsv", separator="\t")
+    review("--from", "look.tsv", "--to", "gold.tsv")
+    gold = pl.read_csv("gold.tsv", separator="\t")
+    assert gold.select("query_id", "doc_id").rows() == frame.select("query_id", "doc_id").rows()
+
+
+@pytest.mark.usefixtures("labelled")
 def test_a_sheet_that_was_saved_with_semicolons_is_read(review: Call) -> None:
     review("--to", "look.csv", "--pairs", "6")
     frame = pl.read_csv("look.csv").with_columns(grade=pl.lit(1), who=pl.lit("anna"), why=pl.lit("it is red, not blue"))
