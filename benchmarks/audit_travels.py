@@ -7,7 +7,7 @@ FOLDER may be that of `benchmarks.claims.distilled_student`, whose teacher's lab
 
 The rule, set before the first run. The teacher is SmolLM2-135M with the adapter that relabel ships (`direct`). Both
 students are MiniLM-L6 with the settings of `relabel demo`; one learns the teacher's labels of 70 queries of composed
-product searches (`jobs/demo/shop.jsonl`), the other the trusted grades of the same pairs. Pairs of the last 30 queries
+product searches (`jobs/demo/shop.jsonl`), the other the trusted grades of the same pairs. Pairs of the next 30 queries
 are audited by every probe, seed 7. The figure is the share of pairs that move the wrong way by a tenth of the scale.
 The teacher *is weak* to a probe if the low end of its interval is above the share that moves so when it is asked again.
 Such a weakness *travelled* if the low end of the labels' student is above the high end of gold's student, and *did not*
@@ -25,7 +25,7 @@ from typing import Any
 import polars as pl
 
 from benchmarks.claims.distilled_student import ENCODER, NUM_LEARNED, student_of
-from benchmarks.claims.small_models import SMALL, Work, label, products, relabel_once, shipped, taught_labeler
+from benchmarks.claims.small_models import SMALL, Work, label, relabel_once, searches, shipped, taught_labeler
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def main() -> None:
     folder = options.to.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     work = Work(Path(os.environ["RELABEL_DATA"]).absolute(), folder, folder, SMALL, {"dtype": "bfloat16"})
-    pairs = products("shop.jsonl")
+    pairs = searches()
     is_learned = pl.col("query_id").is_in(pairs["query_id"].unique().sort()[:NUM_LEARNED].to_list())
     label(work, "lessons", pairs.filter(is_learned), taught_labeler(), reuse="trained", lora=shipped("adapter"))
     held_out = folder / "judged.parquet"

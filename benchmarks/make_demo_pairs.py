@@ -25,7 +25,7 @@ LITERAL = {"teach": 0.7, "shop": 0.5}
 """How often a product has the query's own word for an attribute."""
 TEACH_QUERIES = 300
 TEACH_SEED = 11
-SHOP_QUERIES = 100
+SHOP_QUERIES = 160
 SHOP_SEED = 12
 
 

@@ -7,7 +7,7 @@ FOLDER may be that of `several_tries`, whose labels are taken again.
 
 The rule, set before the first run. The larger model is SmolLM2-135M with the adapter that relabel ships, trained on the
 grades of `teach.jsonl`. It labels the first 70 queries of `jobs/demo/shop.jsonl` (`direct`); MiniLM-L6 (22M) learns
-these labels alone, with the settings of `relabel demo`. Both are judged on the last 30 queries. The figure is the
+these labels alone, with the settings of `relabel demo`. Both are judged on the next 30 queries. The figure is the
 student's accuracy less the larger model's, the line is 0.
 """
 
@@ -37,8 +37,8 @@ from benchmarks.claims.small_models import (
     by_query,
     command_of,
     label,
-    products,
     relabel_once,
+    searches,
     shipped,
     taught_labeler,
     work_of,
@@ -56,7 +56,7 @@ def main() -> None:
 
 def claim(work: Work) -> Claim:
     """Accuracy of the student and of the larger model."""
-    pairs = products("shop.jsonl")
+    pairs = searches()
     is_learned = pl.col("query_id").is_in(pairs["query_id"].unique().sort()[:NUM_LEARNED].to_list())
     judged = pairs.filter(~is_learned)
     teacher = base_and_trained(work, pairs)["trained"]

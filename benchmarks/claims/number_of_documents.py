@@ -38,7 +38,7 @@ from benchmarks.claims.page import (
     verdict,
     write_page,
 )
-from benchmarks.claims.small_models import QWEN, SEED, Work, command_of, passages, products, relabel_once, work_of
+from benchmarks.claims.small_models import QWEN, SEED, Work, command_of, passages, relabel_once, searches, work_of
 from relabel.export.loader import Student
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.loop import RunLoop
@@ -183,7 +183,7 @@ def sides(work: Work) -> dict[str, Callable[[list[Pair]], object]]:
 def student_of(work: Work) -> Path:
     """The student's folder."""
     pairs = work.folder / "shop.parquet"
-    products("shop.jsonl").write_parquet(pairs)
+    searches().write_parquet(pairs)
     values = {
         "name": "timed-student",
         "labels": [],

@@ -20,8 +20,8 @@ Masked fine-tuning is not tried: it leaves reasoning out of the loss, and the an
 
 The composed searches were first, with a rule of their own, set before their run. Prompted is SmolLM2-135M, trained is
 the same with the adapter that relabel ships: supervised fine-tuning on the grades of 2,400 composed product searches
-(`jobs/demo/teach.jsonl`), three epochs. Both are asked by `direct` with the same prompts about the 800 pairs of
-`shop.jsonl`, whose queries and products are others. The figure is macro F1 over the three grades, trained less
+(`jobs/demo/teach.jsonl`), three epochs. Both are asked by `direct` with the same prompts about the first 800 pairs
+of `shop.jsonl`, whose queries and products are others. The figure is macro F1 over the three grades, trained less
 prompted; the line is 0.
 """
 
@@ -53,7 +53,7 @@ from benchmarks.claims.small_models import (
     base_and_trained,
     command_of,
     label,
-    products,
+    searches,
     shipped,
     trained,
     with_adapter,
@@ -115,7 +115,7 @@ def main() -> None:
 def claim(work: Work) -> Claim:
     """Macro F1 of the prompted model and of the trained ones."""
     real, minutes = on_real(work)
-    composed = judged(products("shop.jsonl"), labels_of_composed(work))
+    composed = judged(searches(), labels_of_composed(work))
     weight_RQ = resampled("crowdflower", real.num_queries)
     seeds = [f"seed {seed}" for seed in SEEDS]
     f1 = {who: macro_f1(real.counts(who).sum(0)) for who in real.grades}
@@ -226,7 +226,7 @@ def of_composed(composed: Judged) -> list[Row]:
 
 def labels_of_composed(work: Work) -> dict[str, pl.DataFrame]:
     """Of the composed pairs."""
-    return {who: run.rows for who, run in base_and_trained(work, products("shop.jsonl")).items()}
+    return {who: run.rows for who, run in base_and_trained(work, searches()).items()}
 
 
 def on_real(work: Work) -> tuple[Judged, list[float]]:

@@ -2,15 +2,15 @@
 
     RELABEL_DATA=FOLDER python -m benchmarks.claims.reasoning_tries --to FOLDER
 
-The rule, set before the first run. Of `jobs/demo/shop.jsonl`, 60 queries and one pair of each are drawn by a seed, 20
-of each grade. Base is SmolLM2-135M. Trained is the same with the adapter that relabel ships, which learned grades
-without reasoning from other searches (`teach.jsonl`), and then with adapters that learned to reason: it answers 240
-pairs of `teach.jsonl` once, and its answers whose grade is the human's are learned, half of their reasoning's tokens
-masked (`relabel train`, `sft`: rejection sampling). Each model answers each pair eight times (`r1`, temperature 1, 24
-tokens of reasoning, one attempt); pass@k is the mean over all sets of k of the eight answers, and an unreadable one is
-wrong. The claim's figure is pass@8, trained less base, and the line is 0; the interval is over queries, which are the
-pairs. Sixty pairs show no difference below .15 or so. Next to each model is a guesser, who draws from its mean
-distribution and does not read the pair.
+The rule, set before the first run. Of the first 100 queries of `jobs/demo/shop.jsonl`, 60 and one pair of each are
+drawn by a seed, 20 of each grade. Base is SmolLM2-135M. Trained is the same with the adapter that relabel ships, which
+learned grades without reasoning from other searches (`teach.jsonl`), and then with adapters that learned to reason: it
+answers 240 pairs of `teach.jsonl` once, and its answers whose grade is the human's are learned, half of their
+reasoning's tokens masked (`relabel train`, `sft`: rejection sampling). Each model answers each pair eight times (`r1`,
+temperature 1, 24 tokens of reasoning, one attempt); pass@k is the mean over all sets of k of the eight answers, and an
+unreadable one is wrong. The claim's figure is pass@8, trained less base, and the line is 0; the interval is over
+queries, which are the pairs. Sixty pairs show no difference below .15 or so. Next to each model is a guesser, who draws
+from its mean distribution and does not read the pair.
 """
 
 from dataclasses import replace
@@ -37,6 +37,7 @@ from benchmarks.claims.small_models import (
     command_of,
     label,
     products,
+    searches,
     shipped,
     trained,
     with_adapter,
@@ -72,7 +73,7 @@ def main() -> None:
 
 def claim(work: Work) -> Claim:
     """pass@k of the base model and the trained one."""
-    asked = asked_of(products("shop.jsonl"))
+    asked = asked_of(searches())
     models = answered(work, asked)
     differences, least = above(models["trained"], models["base"], asked, draws="reasoning tries")
     mean = {who: model.passed.mean(0) for who, model in models.items()}

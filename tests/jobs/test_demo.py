@@ -94,7 +94,7 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
     assert not learned & set(column_of(root / "pairs.parquet", "query_id"))
     trained = json.loads((root / "teacher/manifest.json").read_bytes())
     assert trained["data"]["rows"] == len(lessons)
-    assert found["labels"] == 800
+    assert found["labels"] == 1280
     shown = [str(root / name) for name in ("teacher", "run", "student", "bundle", "scores")]
     artifacts = open_artifacts(shown, Storage())
     links = trace(artifacts)
@@ -153,7 +153,7 @@ def test_the_demo_can_stop_when_the_labels_are_there(relabel: Callable[..., Any]
     done = relabel("demo", "--engine", "fake", "--labels-only")
     assert done.code == 0
     assert "$ relabel run out/demo/job.yaml" in done.out
-    assert "800 labels, for instance:" in done.out
+    assert "1280 labels, for instance:" in done.out
     assert "makes its answers up" in done.out
     assert "The teacher" not in done.out.split("for instance:")[1], "such labels get no remark"
     assert (folder / "out/demo/logs/01-run.log").exists()
@@ -223,13 +223,13 @@ def test_a_demo_that_is_stopped_says_how_many_pairs_are_labelled_and_continues_f
         patch.setattr("relabel.jobs.commands.demo.call", stopped)
         begun = relabel("demo", "--engine", "fake", "--labels-only")
     assert begun.code == Exit.PARTIAL
-    said = re.search(r"ended with exit code 20\. (\d+) of 800 pairs are labelled\.", begun.out)
+    said = re.search(r"ended with exit code 20\. (\d+) of 1280 pairs are labelled\.", begun.out)
     assert said is not None
     kept = int(said[1])
-    assert 0 < kept < 800
+    assert 0 < kept < 1280
     done = relabel("demo", "--engine", "fake", "--labels-only", "--output", "json")
-    assert done.json["labels"] == 800
-    assert done.json["steps"][0]["result"]["this_run"]["pairs"] == 800 - kept
+    assert done.json["labels"] == 1280
+    assert done.json["steps"][0]["result"]["this_run"]["pairs"] == 1280 - kept
 
 
 def test_a_script_of_the_demo_that_is_stopped_shows_no_traceback(
@@ -282,6 +282,14 @@ def test_what_ships_is_what_the_checked_in_script_composes_and_no_kind_of_produc
     assert not taught & shown
     for attribute in (*script.COLOURS.values(), *script.MATERIALS.values(), *script.PEOPLE.values()):
         assert not set(attribute.teach) & set(attribute.shop)
+
+
+def test_published_pages_find_the_searches_that_they_are_about() -> None:
+    from benchmarks.claims.small_models import searches
+
+    rows = "".join(json.dumps(row) + "\n" for row in searches().to_dicts())
+    digest = "cb5fdff969b309895fd031c0ae9fc3020ac68b462e129254b9646734d393cb73"
+    assert hashlib.sha256(rows.encode()).hexdigest() == digest
 
 
 def auc_without_queries(learned: list[dict[str, Any]], judged: list[dict[str, Any]]) -> float:
