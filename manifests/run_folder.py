@@ -267,6 +267,26 @@ class RunFolder:
                 names += [ChunkId(shard, chunk, attempt).receipt_name for attempt in attempts if attempt not in seen]
         return map_concurrent(self.store, lambda name: self._receipt(name, etags[name]), names)
 
+    def engines_asked(self) -> list[dict[str, Any]]:
+        """The engine that was asked last in each shard, by its receipts from the last one back: a worker that starts
+        reads one a shard, and not those of all chunks.
+        """
+        etags = self.listing()
+        names_by_shard: dict[int, list[str]] = {}
+        for shard, chunks in self.attempts_of_all(etags).items():
+            names_by_shard[shard] = [
+                ChunkId(shard, chunk, attempt).receipt_name
+                for chunk, attempts in sorted(chunks.items())
+                for attempt in attempts
+            ]
+
+        def last_of(names: list[str]) -> dict[str, Any]:
+            receipts = (self._receipt(name, etags[name]) for name in reversed(names))
+            return next((receipt.engine for receipt in receipts if receipt.engine), {})
+
+        engines = map_concurrent(self.store, last_of, list(names_by_shard.values()))
+        return [engine for engine in engines if engine]
+
     def lost_receipts(self) -> Iterator[Receipt]:
         """Of chunks that were asked, and that another worker had committed by then; and of asks about the engine's
         health, which are no chunk's.

@@ -135,7 +135,7 @@ def _label(session: Session, work: EngineWork, *, on_engine: OnEngine, on_progre
         work.remarks = [*prepared.remarks, *work.remarks, *_reuse_remarks(session, facts)]
         on_engine(facts, work.remarks)
         if not spec.run.allow_mixed:
-            engines = [*opened.folder.snapshot().engines, asdict(facts)]
+            engines = [*opened.folder.engines_asked(), asdict(facts)]
             refuse_mixing(engines, output=spec.output, is_begun=True)
         if spec.canary and not session.is_retry and isinstance(runner, Engine):
             work.canary = pass_canary(runner, session, prepared.sample, facts, on_progress)

@@ -69,6 +69,14 @@ def test_a_row_has_the_state_of_its_highest_attempt(folder: RunFolder) -> None:
     assert proved(folder) == Fates(8, 0, {})
 
 
+def test_a_start_learns_of_an_output_s_engine_without_reading_every_receipt(folder: RunFolder) -> None:
+    """Of 20 million rows there are 20,000 receipts, and a worker that was killed starts often."""
+    first = commit(folder, 0, [0, 1, 2, 3])
+    last = commit(folder, 1, [4, 5, 6, 7])
+    folder.store.path(first.id.receipt_name).write_bytes(b"damaged: it would be refused")
+    assert folder.engines_asked() == [last.engine]
+
+
 def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
     receipt = commit(folder, 0, [0, 1, 2, 3])
     commit(folder, 1, [4, 5, 6, 7])
