@@ -102,7 +102,7 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
     first_row = first_shard = 0
     for sources in grouped.values():
         run = MergedRun(sources, first_row, first_shard)
-        for shard, chunks in sources[0].folder.open_chunks(*(source.found for source in sources)).items():
+        for shard, chunks in sources[0].folder.open_chunks(*(source.found.etags for source in sources)).items():
             raise ManifestError(
                 f"merge: {', '.join(source.path for source in sources)}: not finished: shard {shard} lacks "
                 f"{len(chunks)} chunks. Run the "

@@ -8,6 +8,7 @@ reads one narrow column of every committed file, once, when the last chunk is in
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import itertools
 import json
@@ -40,6 +41,7 @@ from relabel.manifests.plan import (
     parse_plan,
     parse_receipt_name,
     prove_chunk,
+    prove_chunks,
     read_file_of,
     refuse_rounds,
 )
@@ -196,8 +198,27 @@ def _digest_line(receipt: Receipt) -> bytes:
 
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""
+ROWS_PROVEN = 1 << 16
+"""Rows of chunks that are proven together."""
 Attempts = Mapping[int, Mapping[int, Sequence[int]]]
 """Attempts committed, by shard and chunk."""
+CheckLabels = Callable[[FileRef, pa.Table], None]
+"""Raises for a label file that holds something that is no label."""
+
+
+def _some_rows(chunks: Iterable[list[Receipt]], most: int) -> Iterator[list[list[Receipt]]]:
+    """Chunks in groups of about so many rows, at least one chunk each."""
+    group: list[list[Receipt]] = []
+    num_rows = 0
+    for receipts in chunks:
+        group.append(receipts)
+        num_rows += receipts[0].rows
+        if num_rows >= most:
+            yield group
+            group = []
+            num_rows = 0
+    if group:
+        yield group
 
 
 def open_planned(root: str, storage: Storage, otherwise: RelabelError) -> RunFolder:
@@ -334,8 +355,9 @@ class RunFolder:
         planned = self.plan.shards[receipts[0].shard]
         if not agree(receipts, planned.chunks[receipts[0].chunk]):
             rows_by_chunk = chunk_row_ids(self.store, planned)
+            read = functools.partial(self._columns, check_bytes=False, check_labels=None)
             # raises, and names the rows
-            self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False)
+            prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], read, root=self.store.root)
         return receipts
 
     def snapshot(
@@ -396,14 +418,12 @@ class RunFolder:
             ManifestError: it is missing, its bytes or row count are not those committed, or its schema is another.
         """
         path = f"{self.store.root}/{file.path}"
-        chunk = re.search(r"shard-\d+/chunk-\d+", file.path)
-        receipt = f"{self.store.root}/receipts/{chunk[0]}*.json" if chunk else "its receipt"
-        restore = f"Restore it from a copy; or move {receipt} away and run the job again, which redoes the chunk."
-        data = read_file_of(self.store, file, restore, check_bytes=check_bytes)
+        advice = functools.partial(self._redo_advice, file)
+        data = read_file_of(self.store, file, advice, check_bytes=check_bytes)
         try:
             table = table_of(data, columns)
         except (pa.ArrowException, OSError) as exc:
-            raise ManifestError(f"{path}: not readable as Parquet. {restore}") from exc
+            raise ManifestError(f"{path}: not readable as Parquet. {advice()}") from exc
         if table.num_rows != file.rows:
             raise ManifestError(f"{path}: {table.num_rows} rows, committed were {file.rows}.")
         if columns is not None:
@@ -412,20 +432,51 @@ class RunFolder:
             raise ManifestError(f"{path}: its schema is not this version's. Read it with the relabel that wrote it.")
         return table
 
-    def prove(
-        self, snapshot: Snapshot, *, check_bytes: bool, check_labels: Callable[[FileRef, pa.Table], None] | None = None
-    ) -> Fates:
+    def _redo_advice(self, file: FileRef) -> str:
+        chunk = re.search(r"shard-\d+/chunk-\d+", file.path)
+        receipt = f"{self.store.root}/receipts/{chunk[0]}*.json" if chunk else "its receipt"
+        return f"Restore it from a copy; or move {receipt} away and run the job again, which redoes the chunk."
+
+    def prove(self, snapshot: Snapshot, *, check_bytes: bool) -> Fates:
         """Prove that every planned row is there and has exactly one state, from the files that these receipts name.
 
         Args:
             snapshot: of the receipts; commits that came after it are not seen.
-            check_bytes: also compare every file's sha256 (`verify`); otherwise only narrow columns are read.
-            check_labels: is called with each label file, of which it is given `grade` and `probs`.
+            check_bytes: also compare every file's sha256; otherwise only narrow columns are read.
         Raises:
             ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or
                 doubled.
         """
-        unfinished = self.open_chunks(snapshot)
+        total = Fates()
+        for _, fates in self._proofs(snapshot.etags, check_bytes=check_bytes, check_labels=None):
+            total = total.plus(fates)
+        return total
+
+    def proven_snapshot(self, check_labels: CheckLabels) -> tuple[Snapshot, Fates]:
+        """`snapshot` of all receipts, and `prove` of it, sha256 and all; each receipt is read once.
+
+        Args:
+            check_labels: is called with each label file, of which it is given `grade` and `probs`.
+        Raises:
+            ManifestError: as `prove`.
+        """
+        etags = self.listing()
+        total = Fates()
+
+        def proven_chunks() -> Iterator[list[Receipt]]:
+            nonlocal total
+            for chunks, fates in self._proofs(etags, check_bytes=True, check_labels=check_labels):
+                total = total.plus(fates)
+                yield from chunks
+
+        snapshot = sum_receipts(proven_chunks(), digest_of_listing(etags), etags)
+        return snapshot, total
+
+    def _proofs(
+        self, etags: Mapping[str, str], *, check_bytes: bool, check_labels: CheckLabels | None
+    ) -> Iterator[tuple[list[list[Receipt]], Fates]]:
+        """Some chunks at a time, as receipts of these names, and what became of their rows."""
+        unfinished = self.open_chunks(etags)
         if unfinished:
             shard = min(unfinished)
             chunks = unfinished[shard]
@@ -434,43 +485,44 @@ class RunFolder:
                 f"{len(self.plan.shards[shard].chunks)} chunks have no "
                 f"receipt (the first is {chunks[0]}). Run the job again."
             )
-        total = Fates()
-        receipts_by_chunk = self.receipts_in(snapshot.etags)
+        # where files are read several at a time, each chunk is proven by itself
+        most_rows = ROWS_PROVEN if self.store.readers <= 1 else 1
+        receipts_by_chunk = self.receipts_in(etags)
         for shard, of_shard in itertools.groupby(receipts_by_chunk, key=lambda receipts: receipts[0].shard):
             rows_by_chunk = chunk_row_ids(self.store, self.plan.shards[shard])
 
-            def proved(receipts: list[Receipt], rows_by_chunk: list[np.ndarray] = rows_by_chunk) -> Fates:
-                planned_R = rows_by_chunk[receipts[0].chunk]
-                return self._prove_chunk(receipts, planned_R, check_bytes=check_bytes, check_labels=check_labels)
+            def proved(
+                chunks: list[list[Receipt]], rows_by_chunk: list[np.ndarray] = rows_by_chunk
+            ) -> tuple[list[list[Receipt]], Fates]:
+                planned = [rows_by_chunk[receipts[0].chunk] for receipts in chunks]
+                read = functools.partial(self._columns, check_bytes=check_bytes, check_labels=check_labels)
+                return chunks, prove_chunks(chunks, planned, read, root=self.store.root)
 
-            for fates in map_concurrent(self.store, proved, of_shard):
-                total = total.plus(fates)
-        return total
+            yield from map_concurrent(self.store, proved, _some_rows(of_shard, most_rows))
 
-    def _prove_chunk(
+    def _columns(
         self,
-        receipts: list[Receipt],
-        planned_R: np.ndarray,
+        file: FileRef,
+        schema: pa.Schema,
+        columns: list[str],
         *,
         check_bytes: bool,
-        check_labels: Callable[[FileRef, pa.Table], None] | None = None,
-    ) -> Fates:
-        def read(file: FileRef, schema: pa.Schema, columns: list[str]) -> pa.Table:
-            if check_labels is None or schema is not LABELS:
-                return self.table(file, schema, columns, check_bytes=check_bytes)
-            table = self.table(file, schema, [*columns, "grade", "probs"], check_bytes=check_bytes)
-            check_labels(file, table)
-            return table
+        check_labels: CheckLabels | None,
+    ) -> pa.Table:
+        """Columns of a committed file, whose labels are checked on the way."""
+        if check_labels is None or schema is not LABELS:
+            return self.table(file, schema, columns, check_bytes=check_bytes)
+        table = self.table(file, schema, [*columns, "grade", "probs"], check_bytes=check_bytes)
+        check_labels(file, table)
+        return table
 
-        return prove_chunk(receipts, planned_R, read, root=self.store.root)
-
-    def open_chunks(self, *snapshots: Snapshot) -> dict[int, list[int]]:
-        """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of
-        them has.
+    def open_chunks(self, *listings: Iterable[str]) -> dict[int, list[int]]:
+        """Chunks without a receipt, by shard; of several places where parts of this run were done, whose receipts have
+        these names, those that none of them has.
         """
         done = defaultdict[int, set[int]](set)
-        for snapshot in snapshots:
-            for shard, attempts_by_chunk in self.attempts_of_all(snapshot.etags).items():
+        for names in listings:
+            for shard, attempts_by_chunk in self.attempts_of_all(names).items():
                 done[shard].update(attempts_by_chunk)
         unfinished = {}
         for shard, planned in enumerate(self.plan.shards):

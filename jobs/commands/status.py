@@ -434,10 +434,9 @@ def verify_run(folder: RunFolder) -> VerifiedRun:
     Raises:
         ManifestError: it is not; names the first fault.
     """
-    snapshot = folder.snapshot(believes_manifest=False)
     labels = _LabelChecks(folder)
     try:
-        fates = folder.prove(snapshot, check_bytes=True, check_labels=labels.add)
+        snapshot, fates = folder.proven_snapshot(labels.add)
     finally:  # of two faults, the one that comes first is named
         labels.check()
     for answers in snapshot.answers:
