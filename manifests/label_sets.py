@@ -417,13 +417,16 @@ def _ranked_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[pa.Record
 
 def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) -> Iterator[pa.RecordBatch]:
     tables: list[pa.Table] = []
+    num_rows = 0
     schema = file_schema(folder.plan.parts) if further else LABELS
     names = [*_COLUMNS, "outside_mass", *further]
     for number, file in enumerate(files, start=1):
         tables.append(folder.table(file, schema, names))
-        if number == len(files) or sum(table.num_rows for table in tables) >= PART_ROWS:
+        num_rows += file.rows
+        if number == len(files) or num_rows >= PART_ROWS:
             table = pa.concat_tables(tables)
             tables = []
+            num_rows = 0
             part = {name: table[name].combine_chunks() for name in names}
             part |= {name: part[name].cast(kind) for name, kind in _TYPES.items()}
             part["probs"] = part["probs"].cast(pa.large_list(pa.float32()))
