@@ -161,12 +161,22 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
         notes += labels.notes
     notes += scale_notes
     lexical_notes: list[str] = []
+    lexical = _lexical_of_judged(sets, rows, storage, lexical_notes)
+    counts["quarantined"] = sum(labels.num_quarantined or 0 for labels in sets)
+    has_ranking = any(labels.kind == "ranking" for labels in sets)
+    label_facts = [
+        {"path": labels.where, "kind": labels.kind, "grades": labels.grades, **labels.origin} for labels in sets
+    ]
+    num_null = 0 if golds.pairs is None else golds.pairs.num_null
+    qrels = golds.qrels
+    del golds, sets, labels  # what was read of files is in the rows by now, and as much again
+    release_unused()
     judged = judged_rows(
         rows,
         grades,
         where=", ".join(paths),
-        qrels=golds.qrels,
-        lexical=_lexical_of_judged(sets, rows, storage, lexical_notes),
+        qrels=qrels,
+        lexical=lexical,
     )
     has_docs = rows["doc_id"].null_count < rows.num_rows
     if options.baselines:
@@ -175,25 +185,22 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
     if judged.queries is not None and has_docs:
         pair_N = judged.queries * (judged.docs.max() + 1) + judged.docs
         counts["relabelled"] = len(pair_N) - len(pc.unique(pair_N))  # a tenth of the time of np.unique
-    counts["quarantined"] = sum(labels.num_quarantined or 0 for labels in sets)
     counts["queries"] = judged.num_queries
-    notes += _count_notes(counts, golds.pairs, options.duplicates)
-    if counts["qrels_without_label"] and any(labels.kind == "ranking" for labels in sets):
+    notes += _count_notes(counts, num_null, options.duplicates)
+    if counts["qrels_without_label"] and has_ranking:
         notes.append(
             f"{counts['qrels_without_label']:,} graded documents that are not ranked are not in nDCG's best order "
             "either, so that it may be higher than that of trec_eval, which `relabel systems` gives"
         )
     notes += lexical_notes
-    if len(sets) > 1:
-        notes.append(f"{len(sets)} sources are judged together, as one set of labels")
+    if len(label_facts) > 1:
+        notes.append(f"{len(label_facts)} sources are judged together, as one set of labels")
     evaluation = evaluate(judged, resamples=options.resamples, seed=options.seed, pass_at=options.pass_at)
     figures = {name: figure.value for name, figure in evaluation.figures.items()}
     verdicts = judge_gates(options.gates, figures, None)
     return judged, JudgedLabels(
         **vars(replace(evaluation, notes=[*notes, *evaluation.notes])),
-        labels=[
-            {"path": labels.where, "kind": labels.kind, "grades": labels.grades, **labels.origin} for labels in sets
-        ],
+        labels=label_facts,
         qrels=options.qrels,
         joined_by=sorted(joined_by),
         side=sides,
@@ -287,16 +294,20 @@ def _lexical_of_judged(
     return lexical_scores(labels, judged_ids, storage, notes)
 
 
-def _count_notes(counts: Mapping[str, int], pairs: PairGrades | None, duplicates: Duplicates) -> list[str]:
-    """What a reader should know of labels and qrels that say something several times, or nothing."""
+def _count_notes(counts: Mapping[str, int], num_null: int, duplicates: Duplicates) -> list[str]:
+    """What a reader should know of labels and qrels that say something several times, or nothing.
+
+    Args:
+        num_null: rows of the qrels without a grade.
+    """
     notes = []
     if counts["relabelled"]:
         notes.append(f"judged labels beyond the first of their pair, each judged: {counts['relabelled']:,}")
-    if pairs is not None and pairs.num_conflicts:
+    if counts.get("qrels_in_conflict"):
         rule = "mean of their grades, rounded, halves up" if duplicates == "mean" else "first of their grades"
-        notes.append(f"pairs whose grades differ, which take the {rule}: {pairs.num_conflicts:,}")
-    if pairs is not None and pairs.num_null:
-        notes.append(f"qrels without a grade, which judge nothing: {pairs.num_null:,}")
+        notes.append(f"pairs whose grades differ, which take the {rule}: {counts['qrels_in_conflict']:,}")
+    if num_null:
+        notes.append(f"qrels without a grade, which judge nothing: {num_null:,}")
     return notes
 
 
