@@ -41,7 +41,7 @@ from relabel.manifests.labels import (
     Reads,
     label_rows,
 )
-from relabel.manifests.run_labels import read_labels
+from relabel.manifests.run_labels import conformed, file_schema
 from relabel.manifests.secrets import shortened
 
 BINS = 20
@@ -87,10 +87,12 @@ class RunTally:
 FILES_COUNTED = 256
 """Label files that are counted together: of one of some hundred rows nearly all of the time goes into the calls."""
 _COUNTED = ["grade", "probs", "outside_mass", "flags"]
+_NOT_SHOWN = frozenset({"expected_grade", "key", "origin"})
+"""Columns that the label browser does without."""
 
 
 def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
-    """Read every committed file once, and those with rows for the browser whole.
+    """Read every committed file once, and those with rows for the browser with all that it shows.
 
     Args:
         most: rows to choose for the browser, at random but the same ones each time; 0 for none.
@@ -109,12 +111,14 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
         by_status=by_status,
     )
     draw = DrawnRows(by_status, most)
+    schema = file_schema(run.plan.parts)
+    shown = [name for name in schema.names if name not in _NOT_SHOWN]
     chosen_labels: list[pa.Table] = []
     waiting: list[pa.Table] = []
     for file in run.snapshot.labels:
         rows_M = draw.of_file("ok", np.arange(file.rows))
         if len(rows_M):
-            table = read_labels(run.folder, file)
+            table = run.folder.table(file, schema, shown)
             chosen_labels.append(table.take(pa.array(rows_M)))
         else:
             table = run.folder.table(file, LABELS, _COUNTED)
@@ -125,7 +129,7 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     if waiting:
         _add_labels(tally, pa.concat_tables(waiting))
     if chosen_labels:
-        tally.chosen += label_rows(pa.concat_tables(chosen_labels))
+        tally.chosen += label_rows(conformed(pa.concat_tables(chosen_labels), schema))
     for file in run.snapshot.quarantine:
         table = run.folder.table(file, QUARANTINE, ["status", "reason"])
         _add_reasons(tally, table)
