@@ -23,7 +23,7 @@ from relabel.jobs.run.progress import Progress, RefusedAnswer, StageSeen
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import merge_samples
-from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
+from relabel.manifests.asks import Answer, Ask, Distribution, Message, Sampling
 from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.labels import KINDS, AnswerRow, Label, LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId
@@ -519,7 +519,7 @@ class AskKeys:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._static: dict[object, bytes] = {}
+        self._beginnings: dict[object, tuple[Message, str | None, blake2b]] = {}
         self._last: tuple[Ask, tuple[int, ...], bytes] | None = None
 
     def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
@@ -533,17 +533,28 @@ class AskKeys:
         which = (round_number, sample, attempt)
         if last is not None and last[0] is ask and last[1] == which:
             return last[2]  # thousands of rows may share one ask of a hundred thousand characters
-        static = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, *which)
-        head = self._static.get(static)
-        if head is None:
-            head = self._static[static] = f"{self._seed}|{static!r}".encode()
-        parts = [] if ask.shared_by is None else [ask.shared_by]
-        for message in ask.messages:
-            text = "\x1f".join(message.parts)
-            parts += ("\x1e", message.role, str(len(text)), text)
-        digest = blake2b(head + "".join(parts).encode("utf-8", "surrogatepass"), digest_size=16)
-        self._last = ask, which, digest.digest()
-        return self._last[2]
+        digest = self._beginning(ask, which).copy()
+        digest.update("".join(map(_key_text, ask.messages[1:])).encode("utf-8", "surrogatepass"))
+        key = digest.digest()
+        self._last = ask, which, key
+        return key
+
+    def _beginning(self, ask: Ask, which: tuple[int, ...]) -> blake2b:
+        """The digest of an ask up to its first message, which is mostly one system prompt for all rows."""
+        first = ask.messages[0]
+        settled = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, *which)
+        known = self._beginnings.get(settled)
+        if known is not None and known[0] is first and known[1] == ask.shared_by:
+            return known[2]
+        text = f"{self._seed}|{settled!r}{ask.shared_by or ''}{_key_text(first)}"
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
+        self._beginnings[settled] = first, ask.shared_by, digest
+        return digest
+
+
+def _key_text(message: Message) -> str:
+    text = "\x1f".join(message.parts)
+    return f"\x1e{message.role}{len(text)}{text}"
 
 
 @dataclass(slots=True, eq=False)

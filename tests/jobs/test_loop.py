@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.chunks import AskKeys, ChunkWork
 from relabel.jobs.run.loop import RunLoop
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.stop import Stop
@@ -187,6 +187,20 @@ def test_seeds_depend_on_what_is_asked_and_not_on_order_or_capacity() -> None:
 
     assert seeds(1, 1) == seeds(7, 3)
     assert len(set(seeds(4, 2).values())) == len(seeds(4, 2))
+
+
+def test_the_key_of_an_ask_is_the_same_whatever_was_asked_before_it() -> None:
+    asks = list[Ask]()
+    for system in ("Judge.", "Judge well."):
+        for shared_by in (None, "", "q1"):
+            for text in ("roses", "tulips"):
+                messages = (Message("system", (system,)), Message("user", ("", text, ""), ("document",)))
+                asks.append(Ask("verdict", messages, None, 0, shared_by=shared_by))
+                asks.append(Ask("verdict", messages[1:], None, 0, shared_by=shared_by))
+    alone = [AskKeys(7).key(ask, 0, 0, 0) for ask in asks]
+    keys = AskKeys(7)
+    assert [keys.key(ask, 0, 0, 0) for ask in asks] == alone
+    assert [keys.key(ask, 0, 0, 0) for ask in reversed(asks)] == alone[::-1]
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
