@@ -523,6 +523,8 @@ class CrashJournal:
 
 def _set_apart(work: ChunkWork, isolation: Isolation) -> None:
     """Note in a chunk which of its rows are asked apart, and which are not asked any more."""
+    if not isolation.chunks():
+        return
     key = _key(work.id)
     index_of = {pair.row_id: index for index, pair in enumerate(work.pairs)}
     caught = isolation.caught(key)

@@ -67,6 +67,8 @@ class Reuse:
         Raises:
             ManifestError: a file of an earlier output is missing or is not the one committed.
         """
+        if not self.outputs:
+            return 0
         keys = [key for key in work.keys if key is not None]
         known = dict[int, RowPlace]()
         for index, place in enumerate(self.find(work.pairs, keys)):
