@@ -341,6 +341,7 @@ class Fake(Engine):
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
         self._below_refused = self._below_truncated + int(self._args.p_refused * 2**24)
         self._below_slow = int(self._args.p_slow * 2**24)
+        self._may_go_down = self._args.crash_on is not None or self._args.p_crash > 0
 
     @staticmethod
     def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
@@ -408,7 +409,7 @@ class Fake(Engine):
             requests = self._queue[: args.batch]
             self._queue = self._queue[args.batch :]
             for request in requests:
-                if self._is_fatal(request):
+                if self._may_go_down and self._is_fatal(request):
                     self._go_down()
                     continue
                 draw = self._draw(request)
@@ -472,11 +473,10 @@ class Fake(Engine):
         """64 bits from the ask's text and the seed. CRC-32 since it is the fastest digest at hand; nobody attacks a
         fake.
         """
-        parts: list[str] = []
+        crc = 0
         for message in request.ask.messages:
-            parts += message.parts
-        text = "".join(parts)
-        return _mix(zlib.crc32(text.encode("utf-8", "surrogatepass")) * 0x9E3779B97F4A7C15 ^ request.seed)
+            crc = _crc_of(message.parts, crc) if message.fields else _crc_of_template(message.parts, crc)
+        return _mix(crc * 0x9E3779B97F4A7C15 ^ request.seed)
 
     def _answer(self, request: Request, draw: int) -> Answer:
         ask = request.ask
@@ -496,14 +496,24 @@ class Fake(Engine):
             document = document[:num_left]
             num_chars = self._max_chars
             flags = ("document_truncated",)
-        num_tokens = num_chars // CHARS_PER_TOKEN + 1
-        finished = functools.partial(_finished, id=request.id, num_tokens=num_tokens, flags=flags)
+        text, finish, distributions = self._made(ask, draw, query, document)
+        return Answer(
+            request.id,
+            text,
+            finish,
+            distributions,
+            prompt_tokens=num_chars // CHARS_PER_TOKEN + 1,
+            output_tokens=len(text) // CHARS_PER_TOKEN + 1 if text else 0,
+            flags=flags,
+        )
 
+    def _made(self, ask: Ask, draw: int, query: str, document: str) -> tuple[str, Finish, dict[str, Distribution]]:
+        """Text, finish and distributions of an answer."""
         roll = draw & 0xFFFFFF
         if self._below_truncated <= roll < self._below_refused:
             if ask.format is not None and draw >> 24 & 1:
-                return finished(text=REFUSALS[(draw >> 25) % len(REFUSALS)], finish="stop")
-            return finished(text="", finish="refused")
+                return REFUSALS[(draw >> 25) % len(REFUSALS)], "stop", {}
+            return "", "refused", {}
 
         words = _words_of(query)
         head = document[:8192].lower()  # so that one of 400 KB costs no more than another
@@ -519,9 +529,7 @@ class Fake(Engine):
 
         distributions = {name: chosen(labels, marker) for name, marker, labels in ask.decisions}
         if ask.format is None:
-            if roll < self._below_garbage:
-                return finished(text="", finish="length")
-            return finished(text="", finish="length", distributions=distributions)
+            return "", "length", {} if roll < self._below_garbage else distributions
 
         sections = ask.format.sections
         choices = [
@@ -543,53 +551,45 @@ class Fake(Engine):
         )
         text = written(sections, contents)
         if roll < self._below_garbage:
-            return finished(text=made_garbage(sections, contents, text, bits), finish="stop")
+            return made_garbage(sections, contents, text, bits), "stop", {}
         text = text.removeprefix(ask.prefill)
         if roll < self._below_truncated:
-            return finished(text=text[: bits % max(1, len(text))], finish="length")
+            return text[: bits % max(1, len(text))], "length", {}
         most_chars = ask.max_tokens * CHARS_PER_TOKEN
         if len(text) > most_chars:
-            return finished(text=text[:most_chars], finish="length")
-        return finished(text=text, finish="stop", distributions=distributions)
+            return text[:most_chars], "length", {}
+        return text, "stop", distributions
+
+
+def _crc_of(parts: tuple[str, ...], before: int) -> int:
+    return zlib.crc32("".join(parts).encode("utf-8", "surrogatepass"), before)
+
+
+_crc_of_template = functools.lru_cache(maxsize=64)(_crc_of)
+"""Of a message without data, which all rows share."""
 
 
 def _parts_of(ask: Ask) -> tuple[str, str, int]:
     """The query, the document (the last of each), and the number of characters of the whole prompt."""
-    data: dict[str, str] = {}
+    query = ""
+    document = ""
     num_chars = len(ask.prefill)
     for _, parts, fields in ask.messages:
-        if fields:
-            data.update(zip(fields, parts[1::2], strict=True))
         num_chars += sum(map(len, parts))
-    return data.get("query", ""), data.get(DOCUMENT_FIELD, ""), num_chars
+        if not fields:
+            continue
+        for name, text in zip(fields, parts[1::2], strict=True):
+            if name == "query":
+                query = text
+            elif name == DOCUMENT_FIELD:
+                document = text
+    return query, document, num_chars
 
 
 @functools.lru_cache(maxsize=64)  # rows of one query follow each other
 def _words_of(query: str) -> tuple[str, ...]:
     words = query.lower().split()
     return tuple(dict.fromkeys([word for word in words if len(word) > 2] or words))
-
-
-def _finished(
-    *,
-    id: int,
-    text: str,
-    finish: Finish,
-    num_tokens: int,
-    flags: tuple[str, ...],
-    distributions: dict[str, Distribution] | None = None,
-) -> Answer:
-    return Answer(
-        request_id=id,
-        text=text,
-        finish=finish,
-        distributions=distributions or {},
-        prompt_tokens=num_tokens,
-        output_tokens=len(text) // CHARS_PER_TOKEN + (1 if text else 0),
-        cached_tokens=0,
-        detail="",
-        flags=flags,
-    )
 
 
 def _mix(value: int) -> int:
