@@ -20,6 +20,7 @@ from pydantic import Field
 from relabel.labelers.evidence import read_evidence
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
 from relabel.labelers.registry import EXAMPLE, Labeler
+from relabel.labelers.showing import OfOneQuery
 from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import (
     Answer,
@@ -115,10 +116,14 @@ class R3A(Labeler):
         verdict.append(score)
         self._intent = Reader(AnswerFormat(tuple(understood)))
         self._verdict = Reader(AnswerFormat(tuple(verdict)))
+        self._max_intent_tokens = token_budget(self._intent.format)
+        self._max_verdict_tokens = token_budget(self._verdict.format)
         # No substring of an empty document can be quoted: there, a constrained extract is `none`.
         none = AnswerFormat((*before, Choice("extract", ("none",)), score))
         self._empty_format = none if is_constrained else self._verdict.format
         self._decisions = (Decision("score", "<score>", grades),)
+        self._first_asks: OfOneQuery[Ask] = OfOneQuery()
+        self._earlier_turns: OfOneQuery[Message] = OfOneQuery()
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """Two asks (one with `stages: 1`), then the label.
@@ -130,13 +135,14 @@ class R3A(Labeler):
         if self.uses_context and any(len(text) > self._options.max_context_chars for text in pair.context):
             flags.append("context_truncated")
         sections: dict[str, str] = {}
-        first = ""
         if self._options.stages == 2:
-            answer = yield self._intent_ask(pair)
+            ask = self._intent_ask(pair)
+            answer = yield ask
             sections = self._intent.read(answer)
-            first = answer.text
             flags += answer.flags
-        answer = yield self._verdict_ask(pair, first)
+            answer = yield self._verdict_ask(pair, self._second_turn(pair, ask, answer.text))
+        else:
+            answer = yield self._verdict_ask(pair, self._opening(pair, pair.document))
         sections |= self._verdict.read(answer)
         flags += answer.flags
         grade = int(sections["score"])
@@ -164,39 +170,42 @@ class R3A(Labeler):
         tags = [section.tag for section in self._intent.format.sections]
         earlier = "\n".join(f"<{tag}>{made[tag]}</{tag}>" for tag in tags)
         if self._options.stages == 1:
-            return [self._verdict_ask(pair, earlier)]
-        return [self._intent_ask(pair), self._verdict_ask(pair, earlier)]
+            return [self._verdict_ask(pair, self._opening(pair, pair.document))]
+        ask = self._intent_ask(pair)
+        return [ask, self._verdict_ask(pair, self._second_turn(pair, ask, earlier))]
 
     def _intent_ask(self, pair: Pair) -> Ask:
-        format = self._intent.format
+        """The first turn, one ask for all rows of a query."""
+        return self._first_asks.get((pair.query_id, pair.query, pair.context), lambda: self._make_intent_ask(pair))
+
+    def _make_intent_ask(self, pair: Pair) -> Ask:
         return Ask(
             "intent" if self._options.intent else "think",
             self._opening(pair),
-            format,
-            token_budget(format),
+            self._intent.format,
+            self._max_intent_tokens,
             shared_by=pair.query_id,
             sampling=self._sampling,
         )
 
-    def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
-        """The same conversation, continued, with the first answer as the model's own turn; or all in one turn."""
-        if self._options.stages == 2:
-            earlier = Message(
-                "assistant",
-                self._intent.turn_parts(first_answer),
-                tuple(section.tag for section in self._intent.format.sections),
-            )
-            verdict = self._turn("verdict.j2", ("document",)).message(pair.document)
-            messages = (*self._opening(pair), earlier, verdict)
-        else:
-            messages = self._opening(pair, pair.document)
+    def _second_turn(self, pair: Pair, first: Ask, answer: str) -> tuple[Message, ...]:
+        """The same conversation, continued, with the first answer as the model's own turn."""
+        earlier = self._earlier_turns.get((answer,), lambda: self._as_turn(answer))
+        verdict = self._turn("verdict.j2", ("document",)).message(pair.document)
+        return (*first.messages, earlier, verdict)
+
+    def _as_turn(self, answer: str) -> Message:
+        tags = tuple(section.tag for section in self._intent.format.sections)
+        return Message("assistant", self._intent.turn_parts(answer), tags)
+
+    def _verdict_ask(self, pair: Pair, messages: tuple[Message, ...]) -> Ask:
         source = pair.document if self._options.extract else None
         format = self._verdict.format if pair.document.strip() else self._empty_format
         return Ask(
             stage="verdict",
             messages=messages,
             format=format,
-            max_tokens=token_budget(self._verdict.format),
+            max_tokens=self._max_verdict_tokens,
             decisions=self._decisions,
             prefill="",
             fragment_source=source,

@@ -181,6 +181,7 @@ class Reader:
     def __init__(self, format: AnswerFormat, prefill: str = "") -> None:
         self.format = format
         self._prefill = prefill
+        self._is_untagged = [section.tag for section in format.sections] == [""]
         self._steps = tuple((section, opening_of(section), closing_of(section)) for section in format.sections)
 
     def read(self, answer: Answer) -> dict[str, str]:
@@ -193,7 +194,7 @@ class Reader:
         """
         require_generated(answer)
         text = self._prefill + answer.text
-        if [section.tag for section in self.format.sections] == [""]:
+        if self._is_untagged:
             _check_untagged(answer, text, self.format.sections[0])
             return {"": text.strip()}
         sections: dict[str, str] = {}
@@ -250,8 +251,9 @@ class Reader:
 def _fault_in(section: Section, content: str, before: Mapping[str, str]) -> str | None:
     """What is off with a section's content, given the sections before it; None where nothing is."""
     if isinstance(section, Choice):
-        wanted = ", ".join(section.options)
-        return None if content in section.options else f"is {_shown(content)}, expected one of {wanted}"
+        if content in section.options:
+            return None
+        return f"is {_shown(content)}, expected one of {', '.join(section.options)}"
     if isinstance(section, Indices):
         is_fine = all(1 <= number <= section.most for number in indices_of(content))
         return None if is_fine else f"is {_shown(content)}, expected numbers of 1 to {section.most}"
