@@ -25,7 +25,7 @@ class RunOptions:
         is_retry: ask the quarantined rows again.
         duration: that of `--for`.
         verbose: show the last refused answer.
-        part_of: see `Session`.
+        part_of, workers_in_all: see `Session`.
     Raises:
         UsageError: a value is off, or two do not go together.
     """
@@ -40,6 +40,7 @@ class RunOptions:
     address: str | None = None
     verbose: bool = False
     part_of: str | None = None
+    workers_in_all: int | None = None
     pool: WorkerPool = field(init=False)
     deadline: Deadline | None = field(init=False)
     """The earlier of `until` and `duration`, counted from the making of this record."""
@@ -129,4 +130,5 @@ def open_session(job: Job | JobSource, options: RunOptions, *, may_write: bool =
         stop=Stop(options.deadline),
         progress=Progress(),
         part_of=options.part_of,
+        workers_in_all=options.workers_in_all or 1,
     )

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,20 @@ def test_two_workers_share_a_job_that_names_no_shards(tmp_path: Path) -> None:
     receipts = [json.loads(path.read_bytes()) for path in (tmp_path / "out/receipts").rglob("*.json")]
     assert len({receipt["worker"] for receipt in receipts}) == 2
     assert verified(job)
+
+
+def test_two_workers_share_a_job_that_one_engine_could_hold_whole(tmp_path: Path) -> None:
+    """The first took every shard within a second, and the second had nothing to do. Each asks its half for longer than
+    the other takes to start.
+    """
+    job = write_job(tmp_path, rows=240, shards=8, p_slow=1.0, slow_s=6.0, capacity=1024)
+    code, report, said = relabel(job, "--workers", "2")
+    assert (code, report["labelled"]) == (0, 240), said
+    receipts = [json.loads(path.read_bytes()) for path in (tmp_path / "out/receipts").rglob("*.json")]
+    rows_by_worker = Counter[str]()
+    for receipt in receipts:
+        rows_by_worker[receipt["worker"]] += receipt["rows"]
+    assert sorted(rows_by_worker.values()) == [120, 120]
 
 
 @pytest.mark.parametrize("crash", ["silence", pytest.param("hang", marks=pytest.mark.full)])
