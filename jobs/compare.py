@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from relabel.jobs.sections import (
     unjudged_text,
 )
 from relabel.manifests.errors import InputError, RelabelError, UsageError
-from relabel.manifests.files import Storage, place_of
+from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.gold import GOLD, GoldRows, check_scale, parse_map
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import LabelSet, gather, is_run, label_set, put_together
@@ -79,6 +80,10 @@ def open_both(
         raise UsageError(f"{first} and {second} are one run. Name two outputs.")
     for path in (first, second):
         if not is_run(path, storage):
+            if not is_url(path) and not Path(path).exists():
+                raise InputError(
+                    f"{path}: no such folder (from {Path.cwd()}). `relabel compare` wants outputs of runs."
+                )
             raise InputError(
                 f"{path}: no run's output folder. `relabel evaluate` compares label files with each other."
             )

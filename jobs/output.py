@@ -130,6 +130,8 @@ class TextResult:
 
 def value_text(value: Any) -> str:
     """A JSON value as a person reads it; what is empty within an object is left out."""
+    if value is None:
+        return ""
     if isinstance(value, dict):
         entries = {name.replace("_", " "): value_text(inner) for name, inner in value.items()}
         return ", ".join(f"{name} {text}" for name, text in entries.items() if text)

@@ -381,10 +381,10 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
         kind, bound = max(bounds.items(), key=lambda item: item[1])
         if has_too_few_queries(found):
             interval = TOO_FEW
-            verdict = "next to"
+            verdict = ""
         elif figure.low is None or figure.high is None:
             interval = "no interval"
-            verdict = "next to"
+            verdict = ""
         else:
             interval = f"{figure.low:.3f} to {figure.high:.3f}"
             verdict = "not shown to beat"
@@ -396,8 +396,10 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
         if bounds.get("random", 0) > NOTHING_TO_RANK:
             random = f"a random order has {bounds['random']:.3f}"
             parts.append(f"{value} shows nothing: so few documents of a query are judged that {random}")
-        else:
+        elif verdict:
             parts.append(f"{value} is {verdict} {kinds[kind]} with {bound:.3f}")
+        else:
+            parts.append(f"{value}; {kinds[kind]} has {bound:.3f}, and no verdict is given")
     return f"{who}{'; '.join(parts)}" if parts else ""
 
 

@@ -4,7 +4,7 @@
         [--engine openai|metered]
 
 A real `relabel run` labels the rows with a chat server of its own (`server.py`), or with a model in
-each worker's process that tells this server what it is asked (`metered.py`); eight workers are started under the
+each worker's process that reports to this server what it is asked (`metered.py`); eight workers are started under the
 command line, as an indexed array, and on a Ray cluster, in turns: when a starter is killed, the next way goes on with
 the same output. Every few seconds something dies (`chaos.py`). Afterwards polars reads what is there, with nothing of
 relabel, and says of eight promises whether they hold (`evidence.py`). Stopped (Ctrl-C, a reboot) and called again with

@@ -1,5 +1,5 @@
-"""An engine whose model is made up, in the worker's own process: it answers after a fixed time, and tells the meter of
-`server.py` of each row as it is asked. What is begun is paid for, whatever becomes of the answer.
+"""An engine whose model is made up, in the worker's own process: it answers after a fixed time, and reports each
+row to the meter of `server.py` as it is asked. What is begun is paid for, whatever becomes of the answer.
 """
 
 import hashlib

@@ -764,10 +764,11 @@ class BenchResult:
 
     def lines(self) -> list[str]:
         """The result for people."""
+        rows = latency_rows(self.facts)
         parts = [
             grid([("results", str(self.path)), ("version", self.version)]),
             machine_line(self.facts),
-            grid(latency_rows(self.facts)),
+            grid(rows) if len(rows) > 1 else "Nothing was measured: give it more time (--seconds).",
             *map(str, self.gates),
         ]
         return ["\n\n".join(parts)]

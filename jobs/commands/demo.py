@@ -534,7 +534,7 @@ def kept_text(step: Row) -> str:
     result = step["result"] or {}
     if "labelled" not in result:
         return ""
-    return f"{result['labelled']} of {result['rows']} pairs are labelled. "
+    return f"{result['labelled']} of {result['rows']} pairs are labelled; what else was answered is kept. "
 
 
 def examples_text(pairs: Sequence[Row], labels: Mapping[tuple[str, str], Row]) -> list[str]:

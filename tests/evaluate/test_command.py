@@ -461,6 +461,7 @@ def test_a_set_and_a_difference_have_an_interval_in_words_from_as_many_queries_o
     for sentence in (difference, level):
         assert ("too few queries for an interval" in sentence) == (queries < 5)
         assert bool(re.search(r"\d to [+-]?\d", sentence)) == (queries >= 5)
+    assert ("and no verdict is given" in level) == (queries < 5)
 
 
 def test_hostile_ids_reach_the_join_as_they_are(relabel: Callable[..., Any], write_rows: Callable[..., str]) -> None:
