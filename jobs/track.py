@@ -60,10 +60,10 @@ class Tracked:
     @property
     def text(self) -> str:
         """In a line, another where the labels are not new, and another where the pairs may be others."""
-        repeated = ""
-        if self.repeats:
-            repeated = f"{self.file}: these labels are the look of {self.repeats} already, so none was added\n"
-        return repeated + self._verdict
+        if not self.repeats:
+            return self._verdict
+        repeated = f"{self.file}: these labels are the look of {self.repeats} already, so none was added"
+        return repeated if self.looks == 1 else f"{repeated}\n{self._verdict}"
 
     @property
     def _verdict(self) -> str:

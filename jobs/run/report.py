@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from relabel.jobs.run.canary import CanaryResult
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
+BUSY_SHOWN = 10
+"""Numbers of locked shards that are listed."""
 
 
 @dataclass(slots=True)
@@ -295,12 +298,19 @@ class RunReport:
                 "sample of the input's queries with the teacher, and run the job into a new output."
             )
         if self.busy_shards:
-            busy = self.busy_shards
-            lines.append(f"locked by other workers: {counted(len(busy), 'shard')}: {busy[:10]}")
+            lines.append(locked_text(self.busy_shards))
         if self.live.begun_chunks:
             see = f"; those that were refused are listed in {self.output}/refused" if self.live.refused else ""
             lines.append(f"Answers of unfinished chunks are kept and not asked again{see}")
         return lines
+
+
+def locked_text(shards: Sequence[int]) -> str:
+    """Which shards other processes hold: the first few by number."""
+    shown = [str(number) for number in shards[:BUSY_SHOWN]]
+    if len(shards) > BUSY_SHOWN:
+        shown.append("…")
+    return f"locked by other workers: {counted(len(shards), 'shard')}: {', '.join(shown)}"
 
 
 def limited(rows: int, input_rows: int) -> str:

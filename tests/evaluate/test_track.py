@@ -95,6 +95,13 @@ def test_the_same_labels_are_no_second_look(look: Callable[..., Any]) -> None:
     assert len(lines()) == 3
 
 
+def test_the_labels_of_the_only_look_are_not_called_the_first_look_again(look: Callable[..., Any]) -> None:
+    look(0, 40)
+    again = look(1, 40).out
+    assert "these labels are the look of 2026-11-01 already, so none was added" in again
+    assert "the first look" not in again
+
+
 def test_another_run_with_the_same_grades_is_a_look_of_its_own(run: Callable[..., None], relabel: Relabel) -> None:
     """A judge that answers alike every day is looked at every day."""
     for number in (1, 2):

@@ -18,6 +18,7 @@ from relabel.distill.training.checkpoints import commit
 from relabel.export.bundles import switch
 from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.commands.train import says_how_to_continue
+from relabel.jobs.run.report import locked_text
 from relabel.jobs.run.stop import (
     DRAIN_S,
     END_S,
@@ -206,6 +207,11 @@ def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(slow_job: str, 
     assert (done.code, done.json["busy_shards"], done.json["this_run"]["requests"]) == (75, [0], 0)
     assert took < 5
     assert relabel("run", slow_job, "--shard", "0/4", "--for", "1s").code == 20, "the lock outlived its holder"
+
+
+def test_a_list_of_locked_shards_that_is_cut_shows_it() -> None:
+    assert locked_text(range(10)) == "locked by other workers: 10 shards: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert locked_text(range(12)) == "locked by other workers: 12 shards: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …"
 
 
 # `--until` and `--for`: which moment they mean, and that a run has ended by then.
