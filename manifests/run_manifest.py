@@ -152,11 +152,16 @@ class CascadeAudit:
     def text(self) -> str:
         """In a line."""
         rows = self.cheap + self.teacher + self.calibration + self.audited
-        saved = f"{self.cheap:,} of {rows:,} rows ({self.cheap / max(1, rows):.0%}) without the teacher"
+        saved = saved_text(self.cheap, rows)
         if self.loss is None:
             return f"{saved}; too few pairs audited to say what that costs (alpha {self.alpha:g})"
         lost = f"loss {self.loss:.4f} ({self.low:.4f} to {self.high:.4f}) by {self.audited:,} audited pairs"
         return f"{saved}; {lost}, alpha {self.alpha:g}" + (": ABOVE THE BOUND" if self.is_alarm else "")
+
+
+def saved_text(cheap: int, rows: int) -> str:
+    """How many rows of a cascade take a cheap label."""
+    return f"{cheap:,} of {rows:,} rows ({cheap / max(1, rows):.0%}) without the teacher"
 
 
 def load_manifest(store: Store) -> RunManifest | None:

@@ -29,6 +29,7 @@ from relabel.manifests.labels import Pair
 from relabel.manifests.plan import ShardPlan, chunk_row_ids, stages_changed
 from relabel.manifests.reuse import EarlierOutput, why_nothing
 from relabel.manifests.rows import pairs_by_number
+from relabel.manifests.run_manifest import saved_text
 from relabel.manifests.specs import JobSpec, gpus_of, price_of
 
 CHEAP_BYTES = 256 << 20
@@ -121,7 +122,8 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
     outputs = earlier_outputs(opened.job)
     pending = _pending(opened)
     rows = _rows_of(opened, pending)
-    reused, reused_basis, is_all_calibration = _reused(opened, outputs, pending, rows)
+    known = _known(opened, outputs, pending, rows)
+    reused = known.rows
     asked = Range(rows - reused.high, rows - reused.value, rows - reused.low)
     rates, rates_basis = load_rates(opened)
     if probe is not None and asked.high:
@@ -135,8 +137,11 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
     seconds = _seconds(rates, prompt.plus(output)) if asked.high else ZERO
     reuse = [_remark(opened, earlier) for earlier in outputs]
     if opened.cascade is not None:
+        if known.cheap is not None and rows:
+            open_rows = "" if rows == opened.plan.rows else ", of those that are open"
+            reuse.append(f"cascade: {saved_text(known.cheap, rows)}{open_rows}")
         reuse.append(opened.cascade.certificate.text)
-    if is_all_calibration:
+    if known.is_all_calibration:
         reuse.append(
             "cascade: the calibration holds every query of the open rows, so no cheap label is left to save anything. "
             "Calibrate on fewer queries than the input has"
@@ -151,7 +156,7 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
         seconds=seconds,
         cost=_cost(opened.job.spec, seconds, prompt, output),
         basis=EstimateBasis(
-            rows_reused=reused_basis,
+            rows_reused=known.basis,
             tokens="a sample of the rows",
             output_tokens=rates_basis if rates else "2 to 100 % of each stage's cap",
             seconds=rates_basis,
@@ -175,34 +180,48 @@ def _rows_of(opened: OpenRun, pending: Mapping[int, list[int]]) -> int:
     return sum(sum(shards[number].chunks[chunk] for chunk in chunks) for number, chunks in pending.items())
 
 
-def _reused(
-    opened: OpenRun, outputs: list[EarlierOutput], pending: Mapping[int, list[int]], rows: int
-) -> tuple[Range, str, bool]:
-    """Rows whose labels are known, counted by their keys if that is cheap, else as many as may be; the figure's source;
-    and whether rows were counted that are all of the calibration's queries.
+class KnownRows(NamedTuple):
+    """Open rows that need no asking.
+
+    Args:
+        rows: whose labels earlier outputs or the cheap judges of a cascade know.
+        basis: the source of the figure.
+        cheap: those of them that take a cheap label; None where they were not counted.
+        is_all_calibration: the rows were counted, and all are of the calibration's queries.
     """
+
+    rows: Range
+    basis: str
+    cheap: int | None = None
+    is_all_calibration: bool = False
+
+
+def _known(opened: OpenRun, outputs: list[EarlierOutput], pending: Mapping[int, list[int]], rows: int) -> KnownRows:
+    """Rows whose labels are known, counted by their keys if that is cheap, else as many as may be."""
     useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]
     cascade = opened.cascade
     if not useful and cascade is None:
-        return ZERO, "no reused output was made in this way" if outputs else "nothing to reuse", False
+        return KnownRows(ZERO, "no reused output was made in this way" if outputs else "nothing to reuse")
     if opened.plan.text_bytes > CHEAP_BYTES:
         known = sum(earlier.found.tally.labelled + earlier.found.tally.reused for earlier in useful)
         if cascade is not None:
             known += round(rows * cascade.certificate.cheap_share)
         most = min(rows, known)
-        return Range(0.0, most, most), "not counted: the text is larger than 256 MiB", False
+        return KnownRows(Range(0.0, most, most), "not counted: the text is larger than 256 MiB")
     reuse = Reuse(opened.job, opened.plan, useful)
     keys = LabelKeys(opened.plan.parts, opened.job.reads)
-    count = 0
+    num_reused = 0
+    num_cheap = 0
     is_all_calibration = cascade is not None and rows > 0
     for number, chunks in pending.items():
         for _, pairs in opened.read(number, chunks):
-            is_known_N = np.array([place is not None for place in reuse.find(pairs, keys.keys(pairs))])
+            is_reused_N = np.array([place is not None for place in reuse.find(pairs, keys.keys(pairs))])
+            num_reused += int(is_reused_N.sum())
             if cascade is not None:
-                is_known_N |= cascade.places(pairs)[1] == "cheap"
+                is_cheap_N = cascade.places(pairs)[1] == "cheap"
+                num_cheap += int((is_cheap_N & ~is_reused_N).sum())  # a known label of the teacher goes first
                 is_all_calibration = is_all_calibration and all(pair.query_id in cascade.queries for pair in pairs)
-            count += int(is_known_N.sum())
-    return Range.exact(count), "counted", is_all_calibration
+    return KnownRows(Range.exact(num_reused + num_cheap), "counted", num_cheap, is_all_calibration)
 
 
 def _seconds(rates: Rates | None, tokens: Range) -> Range | None:

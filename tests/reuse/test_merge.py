@@ -15,6 +15,7 @@ from relabel.distill.students.spec import DistillSpec, LabelSource
 from relabel.jobs.cli import relabel
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.cascade import audit_of_rows, certified_threshold
+from relabel.manifests.run_manifest import CascadeAudit
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from tests.reuse.conftest import Days, Row, rows_of, said
@@ -431,6 +432,16 @@ def test_a_run_whose_audit_would_be_smaller_now_says_how_it_goes_on(asked: Asked
     assert "`cascade.audit: 0.5` in the job restores the audit" in str(refused)
     restored = cascade(days, cheap, audit_pairs=200, audit=0.5)
     assert days.call("run", days.job("larger", rows, labeler=labeler, cascade=restored))[0] == 10
+
+
+def test_a_plan_says_how_many_rows_do_without_the_teacher_in_the_words_of_the_run(asked: Asked) -> None:
+    days, rows, _, cheap, _ = asked
+    job = days.job("saved", rows, labeler={"name": "direct"}, cascade=cascade(days, cheap))
+    plan = days.call("plan", job)[1]
+    found = days.run("saved", rows, labeler={"name": "direct"}, cascade=cascade(days, cheap))["cascade"]
+    saved = f"{found['cheap']} of 800 rows ({found['cheap'] / 800:.0%}) without the teacher"
+    assert f"cascade: {saved}" in plan["estimate"]["reuse"]
+    assert CascadeAudit(**found).text.startswith(f"{saved};")
 
 
 def test_a_plan_says_that_nothing_is_saved_where_no_cheap_label_is_sure_enough(asked: Asked) -> None:
