@@ -34,12 +34,14 @@ from relabel.manifests.table_snapshots import (
     refuse_tables,
 )
 from relabel.manifests.tables import (
+    IDS,
     PARQUET_SUFFIXES,
     PlainParquet,
     check_types,
     folder_columns,
     open_parquet,
     reading,
+    refuse_text,
     resolve_columns,
 )
 
@@ -349,7 +351,8 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
     columns = spec.columns
     reads_here = reads
     first_types = dict[str, str]()
-    for number, (file, metadata, schema) in enumerate(_footers(paths, storage)):
+    ids = (columns.query_id, columns.doc_id)
+    for number, (file, metadata, schema) in enumerate(_footers(paths, storage, ids)):
         path = file.path
         folders = folder_columns(file.path, schema.names)
         with reading(path):  # a damaged footer may hold names that are not text, and more
@@ -475,9 +478,11 @@ def _place(path: str) -> Any:
     return place_of(place)
 
 
-def _footers(paths: list[str], storage: Storage) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Schema]]:
+def _footers(
+    paths: list[str], storage: Storage, ids: Sequence[str]
+) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Schema]]:
     """`_open_footer` of each file, in order; by URL 16 at a time: at 25 ms a reply, a thousand wait two seconds."""
-    opener = functools.partial(_open_footer, storage=storage)
+    opener = functools.partial(_open_footer, storage=storage, ids=ids)
     if not any(map(is_url, paths)):
         yield from map(opener, paths)
         return
@@ -486,9 +491,9 @@ def _footers(paths: list[str], storage: Storage) -> Iterator[tuple[InputFile, pq
             yield from pool.map(opener, paths[first : first + FOOTERS_KEPT])
 
 
-def _open_footer(path: str, storage: Storage) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
+def _open_footer(path: str, storage: Storage, ids: Sequence[str]) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb") as file:
-        size, footer = _read_footer(file, path)
+        size, footer = _read_footer(file, path, ids)
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         if len(footer) - 8 - metadata.serialized_size == 28:
@@ -509,27 +514,17 @@ def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
     return digest_of([sha256, used]) if used else sha256
 
 
-TEXT_FORMS = {
-    ".csv": 'read_csv(PATH, schema_overrides={"query_id": str, "doc_id": str})',
-    ".tsv": r'read_csv(PATH, separator="\t", schema_overrides={"query_id": str, "doc_id": str})',
-    ".jsonl": "read_ndjson(PATH)",
-    ".ndjson": "read_ndjson(PATH)",
-}
-"""How polars reads what people have instead of Parquet, by suffix. Ids stay text: 007 is not 7."""
+def _read_footer(file: BinaryIO | UrlFile, path: str, ids: Sequence[str] = IDS) -> tuple[int, bytes]:
+    """A file's size, and its footer with length field and magic.
 
-
-def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
-    """A file's size, and its footer with length field and magic."""
+    Args:
+        ids: columns that hold ids, for a message.
+    """
     size = file.seek(0, 2)
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
     if size < 12 or tail[-4:] not in (b"PAR1", b"PARE"):  # the latter is encrypted, which Arrow reports
-        how = TEXT_FORMS.get(Path(path).suffix.lower())
-        if how is not None:
-            raise InputError(
-                f"{path}: text, and a job reads Parquet. Write it again with polars (the extra eval): "
-                f'`polars.{how}.write_parquet("pairs.parquet")`.'
-            )
+        refuse_text(path, ids)
         raise InputError(
             f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
             "written, or is it something else?"

@@ -1,6 +1,7 @@
 """Stored columns as plain types and values: which of them a job reads, ids, grades, and text that is not UTF-8."""
 
 import contextlib
+import json
 import logging
 import math
 import re
@@ -45,6 +46,35 @@ def reading(path: str) -> Iterator[None]:
             raise InputError(f"{path}: not a readable Parquet file: {first}. Write it again from its source.") from exc
         why = out_of_files(exc) or f"{getattr(exc, 'strerror', None) or first}."
         raise InputError(f"{path}: can't be read: {why}") from exc
+
+
+IDS = ("query_id", "doc_id")
+"""What columns of ids are called where nobody names them."""
+TEXT_FORMS = {
+    ".csv": "read_csv(PATH, schema_overrides={OVERRIDES})",
+    ".tsv": r'read_csv(PATH, separator="\t", schema_overrides={OVERRIDES})',
+    ".jsonl": "read_ndjson(PATH)",
+    ".ndjson": "read_ndjson(PATH)",
+}
+"""How polars reads what people have instead of Parquet, by suffix. Ids stay text: 007 is not 7."""
+
+
+def refuse_text(path: str, ids: Sequence[str] = IDS) -> None:
+    """Refuse a file that is no Parquet where its suffix says what it is instead.
+
+    Args:
+        ids: columns that hold ids.
+    Raises:
+        InputError: says how it becomes Parquet.
+    """
+    how = TEXT_FORMS.get(Path(path).suffix.lower())
+    if how is None:
+        return
+    overrides = ", ".join(f"{json.dumps(name, ensure_ascii=False)}: str" for name in dict.fromkeys(ids))
+    raise InputError(
+        f"{path}: text, and a job reads Parquet. Write it again with polars (the extra eval): "
+        f'`polars.{how.replace("OVERRIDES", overrides)}.write_parquet("{Path(path).stem}.parquet")`.'
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -222,15 +252,23 @@ def open_parquet(path: str, storage: Storage) -> PlainParquet:
         InputError: it can't be read or is not a whole Parquet file.
     """
     with reading(path):
-        if is_url(path):
-            # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for
-            # nothing else
-            return PlainParquet(pa.PythonFile(UrlFile(path, storage), "r"), path, pre_buffer=True)
-        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
-        # groups of 40 MB)
-        check_kind(path, Path(path).stat())
-        local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
-        return PlainParquet(local, path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES)
+        try:
+            return _opened(path, storage)
+        except pa.ArrowInvalid:
+            refuse_text(path)
+            raise
+
+
+def _opened(path: str, storage: Storage) -> PlainParquet:
+    if is_url(path):
+        # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for
+        # nothing else
+        return PlainParquet(pa.PythonFile(UrlFile(path, storage), "r"), path, pre_buffer=True)
+    # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
+    # groups of 40 MB)
+    check_kind(path, Path(path).stat())
+    local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
+    return PlainParquet(local, path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES)
 
 
 # ------------------------------------------------------------------------------

@@ -97,6 +97,21 @@ def test_text_where_parquet_is_wanted_is_refused_with_how_it_becomes_parquet(
     done.refused(3, f"{name}: text, and a job reads Parquet", call)
 
 
+def test_text_is_read_again_with_the_ids_of_the_job_as_text(relabel: Cli, folder: Path, write_job: WriteJob) -> None:
+    (folder / "shop.csv").write_text("qid,sku,query,title\n007,01,wool socks,Grey socks\n")
+    columns = {"query_id": "qid", "doc_id": "sku", "document": ["title"]}
+    done = relabel("plan", write_job({"input": {"path": "shop.csv", "columns": columns}}))
+    done.refused(3, 'schema_overrides={"qid": str, "sku": str}).write_parquet("shop.parquet")`')
+
+
+def test_text_is_refused_by_other_readers_of_parquet_as_by_a_job(relabel: Cli, folder: Path) -> None:
+    (folder / "docs.csv").write_text("doc_id,title\n01,Grey socks\n")
+    done = relabel("pairs", "queries", "docs.csv", "--to", "made.parquet")
+    done.refused(
+        3, "docs.csv: text, and a job reads Parquet", 'polars.read_csv(PATH, schema_overrides={"query_id": str'
+    )
+
+
 @pytest.mark.parametrize("name", ["empty", "empty/*.parquet", "absent.parquet", "no_rows.parquet"])
 def test_nothing_to_label_is_reported_with_what_would_do(
     relabel: Cli, folder: Path, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, name: str
