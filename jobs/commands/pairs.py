@@ -426,6 +426,13 @@ _LANGUAGES = (
     help="Words of a query that is cut, at most.",
 )
 @click.option(
+    "--min-documents",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Documents that each of its words is in, at least.",
+)
+@click.option(
     "--rank",
     "ranks",
     type=click.IntRange(min=0),
@@ -508,7 +515,7 @@ def queries(
     )
 
 
-_OF_CUTTING = ("queries", "column", "language", "min_words", "max_words", "seed")
+_OF_CUTTING = ("queries", "column", "language", "min_words", "max_words", "min_documents", "seed")
 
 
 def _refuse_without_effect(rule: Mapping[str, Any]) -> None:

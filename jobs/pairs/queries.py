@@ -26,11 +26,9 @@ from relabel.manifests.files import Storage
 from relabel.manifests.label_sets import join_texts
 from relabel.manifests.process import require
 from relabel.manifests.run_labels import RunLabels, open_run_labels
-from relabel.manifests.secrets import redacted_values
+from relabel.manifests.secrets import counted, redacted_values
 
 TITLE = "title"
-_LEAST_DOCUMENTS = 3
-"""A word of a query is in so many documents, so that there is something to rank."""
 _MOST_SHARE = 0.1
 """A word of more documents than this share of them, and of more than a few, says nothing about one."""
 _FEW = 50
@@ -57,6 +55,8 @@ class QueryRule:
     min_words: int = 2
     max_words: int = 3
     """Of a query that is cut. A single word, as `pack` or `gray`, rarely says what is looked for."""
+    min_documents: int = 3
+    """Each word of a query that is cut is in so many documents, so that there is something to rank."""
     ranks: Sequence[int] = (1, 4, 14, 49)
     """Places of candidates in the query's ranking, from 0."""
     candidates: str | None = None
@@ -113,12 +113,7 @@ def made_pairs(
             "read, in the same columns."
         )
     if not made:
-        raise InputError(
-            f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query: no "
-            f"phrase of {rule.min_words} to {rule.max_words} words without stop words, each in {_LEAST_DOCUMENTS} "
-            "documents or more, that is no piece of a longer phrase. --column names another column; --min-words 1 "
-            "takes single words."
-        )
+        raise InputError(f"{docs_path} (DOCS): column `{source}` {_nothing_cut(rule, len(documents))}")
     index = Bm25Index(list(number_of))
     student = None
     if rule.candidates:
@@ -150,6 +145,23 @@ def made_pairs(
     with written(to, storage) as file:
         pq.write_table(table, file, compression="zstd")
     return counts
+
+
+def _nothing_cut(rule: QueryRule, num_documents: int) -> str:
+    """Why a column gives no query, and what else there is to do."""
+    advice = ["--queries-in takes a column of queries"]
+    if rule.column is None:
+        advice.insert(0, "--column names another column")
+    if rule.min_words > 1:
+        advice.append("--min-words 1 takes single words")
+    if rule.min_documents > 1:
+        advice.append("--min-documents 1 takes words of a single document")
+    return (
+        f"of {num_documents:,} different documents gives no query: no phrase of {rule.min_words} to {rule.max_words} "
+        f"words without stop words, each of which is in {counted(rule.min_documents, 'document')} or more, that is no "
+        f"piece of a longer phrase. {'; '.join(advice)}; --by takes what a model wrote, however few documents there "
+        "are (docs/pairs.md)."
+    )
 
 
 class _HeldOut:
@@ -351,7 +363,7 @@ def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule, *, is_prose: bool
         runs = []
         for phrase in _phrases(documents[number]["source"], stop_words, frequent):
             for run in _runs(phrase, rule):
-                is_known = all(num_with_word[word] >= _LEAST_DOCUMENTS for word in run.words)
+                is_known = all(num_with_word[word] >= rule.min_documents for word in run.words)
                 if is_known and _names_something(run.words):
                     runs.append(run.words)
         drawn += [(words, number) for words in rng.sample(runs, min(len(runs), _RUNS_A_DRAW))]

@@ -146,6 +146,28 @@ def test_single_words_are_queries_on_request(docs: Path) -> None:
     assert queries == {"gray"}, "the other words are pieces of phrases, or counted"
 
 
+def test_few_documents_give_no_query_until_a_word_of_one_of_them_will_do(
+    docs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    titles = ["wool socks", "oak lamp"]
+    pq.write_table(pa.table({"doc_id": ["a", "b"], "title": titles}), docs)
+
+    def refused(*options: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["pairs", "queries", str(docs), "--to", str(docs.with_name("none.parquet")), *options])
+        assert ended.value.code == 3
+        return capsys.readouterr().err
+
+    said = refused()
+    for part in ("of 2 different documents", "in 3 documents or more", "--min-words 1", "--min-documents 1", "--by"):
+        assert part in said
+    said = refused("--min-words", "1", "--column", "title")
+    assert "takes single words" not in said
+    assert "names another column" not in said
+    assert "--queries-in" in said
+    assert {row["query"] for row in made(docs, "--min-documents", "1")} == set(titles)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -15,9 +15,9 @@ from relabel.distill.students.spec import DistillSpec, LabelSource
 from relabel.jobs.cli import relabel
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.cascade import audit_of_rows, certified_threshold
-from relabel.manifests.run_manifest import CascadeAudit
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
+from relabel.manifests.run_manifest import CascadeAudit
 from tests.reuse.conftest import Days, Row, rows_of, said
 
 SUMS = ("labelled", "reused", "quarantined")
