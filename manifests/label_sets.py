@@ -116,6 +116,7 @@ def open_labels(
     where: Mapping[str, str] | None = None,
     wants_ids: bool = True,
     may_lack: bool = False,
+    has_options: bool = True,
 ) -> LabelSet:
     """A run's output folder, or a Parquet, JSONL or CSV file, whose `probs` and `samples` are taken where they are as
     in a run's files.
@@ -125,6 +126,7 @@ def open_labels(
         where: only rows of a file whose column equals this text.
         wants_ids: query and document ids must be there, since labels are joined by them.
         may_lack: `by` and `doc` are of other files too, so that one without them is read by its usual columns.
+        has_options: the command has `--label`, `--by` and `--doc`, for errors.
     Raises:
         UsageError: `where` for a run.
         InputError: unreadable, a column is missing, or labels without grades.
@@ -139,7 +141,7 @@ def open_labels(
         partial(load_columns, storage=storage),
         value=label,
         role="the label",
-        option="--label",
+        option="--label" if has_options else "",
         by=by,
         doc=doc,
         where=where or {},
@@ -235,9 +237,9 @@ def _read_rows(
             doc = id_column(doc, "doc_id", names)
         needed = [NeededColumn(value, role, option)]
         if wants_ids or by is not None:
-            needed.append(NeededColumn(query, "the query id", "--by"))
+            needed.append(NeededColumn(query, "the query id", option and "--by"))
         if wants_ids:
-            needed.append(NeededColumn(doc, "the document id", "--doc"))
+            needed.append(NeededColumn(doc, "the document id", option and "--doc"))
         needed += [NeededColumn(name, "--where", "--where COLUMN=VALUE") for name in where]
         require_columns(needed, names, path=path)
         return [*where, *(name for name in (value, query, doc, *further) if name in names)]

@@ -70,11 +70,30 @@ def refuse_text(path: str, ids: Sequence[str] = IDS) -> None:
     how = TEXT_FORMS.get(Path(path).suffix.lower())
     if how is None:
         return
-    overrides = ", ".join(f"{json.dumps(name, ensure_ascii=False)}: str" for name in dict.fromkeys(ids))
+    separator, names = _text_columns(path, ids)
+    overrides = ", ".join(f"{json.dumps(name, ensure_ascii=False)}: str" for name in names)
+    if separator == ";":
+        how = how.replace("PATH,", 'PATH, separator=";",')
     raise InputError(
         f"{path}: text, and a job reads Parquet. Write it again with polars (the extra eval): "
         f'`polars.{how.replace("OVERRIDES", overrides)}.write_parquet("{Path(path).stem}.parquet")`.'
     )
+
+
+def _text_columns(path: str, ids: Sequence[str]) -> tuple[str, list[str]]:
+    """What divides a sheet's columns, and those that are to stay text: the ids; all but `grade` where the ids are
+    called otherwise.
+    """
+    import csv
+
+    line = ""
+    with contextlib.suppress(OSError, UnicodeDecodeError), Path(path).open(encoding="utf-8-sig") as file:
+        line = file.readline()
+    separator = max(",;\t", key=line.count)
+    names = next(csv.reader([line], delimiter=separator), [])
+    if not names or set(ids) <= set(names):
+        return separator, list(dict.fromkeys(ids))
+    return separator, [name for name in names if name != "grade"]
 
 
 # ------------------------------------------------------------------------------

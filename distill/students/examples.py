@@ -337,7 +337,7 @@ def _labels_by_ids(path: str, dataset: Dataset, storage: Storage) -> tuple[pa.Ta
     Raises:
         InputError: it can't be read, lacks a column, or the pairs have a labelled one never or several times.
     """
-    found = open_labels(path, storage)
+    found = open_labels(path, storage, has_options=False)
     (batch,) = found.parts()
     query_column, doc_column = dataset.id_columns
     files = [file.path for file in dataset.files]

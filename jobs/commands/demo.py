@@ -537,9 +537,10 @@ def kept_text(step: Row) -> str:
     return f"{result['labelled']} of {result['rows']} pairs are labelled; what else was answered is kept. "
 
 
-def examples_text(pairs: Sequence[Row], labels: Mapping[tuple[str, str], Row]) -> list[str]:
-    """Three labels next to their pairs."""
-    lines = [f"{len(labels)} labels, for instance:"]
+def examples_text(pairs: Sequence[Row], labels: Mapping[tuple[str, str], Row], num_before: int) -> list[str]:
+    """A few labels next to their pairs, and how many were there before this call."""
+    before = f"{num_before} of them from before, " if num_before > 0 else ""
+    lines = [f"{len(labels)} labels, {before}for instance:"]
     for pair in pairs[:: len(pairs) // 3]:
         label = labels.get((pair["query_id"], pair["doc_id"]))
         if label is None:
@@ -701,7 +702,8 @@ def demo(
     if last not in WELL:
         lines = stopped_text(root, done)
         return emit(TextResult("\n".join(lines), result), output, last)
-    lines = ["", *examples_text(pairs, labels)]
+    num_new = result_of(done, "run")["this_run"]["pairs"]
+    lines = ["", *examples_text(pairs, labels, num_before=len(labels) - num_new)]
     if not labels_only:
         result["served_against_scored"] = served_apart(root, pairs)
         result["seen"] = None if way.is_fake else seen_text(result_of(done, "evaluate"), speeds_of(done))

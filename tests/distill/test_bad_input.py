@@ -209,6 +209,16 @@ def test_labels_without_row_ids_whose_pairs_are_not_clear_are_refused(
         run(labels=labels(peoples_labels(tmp_path / "labels.csv", pairs), tmp_path / "pairs.parquet"))
 
 
+def test_labels_of_a_file_without_a_column_are_refused_without_options_that_distill_lacks(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
+) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("query_id,doc_id,label\nq00,d0,1\n")
+    with pytest.raises(InputError, match="no column `grade`") as refused:
+        run(labels=labels(path, pairs_file))
+    assert "--" not in str(refused.value)
+
+
 def test_labels_of_a_file_that_are_no_grades_are_left_out_and_it_is_said(
     run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:

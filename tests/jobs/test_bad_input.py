@@ -83,7 +83,7 @@ def test_a_column_of_another_role_is_not_what_is_meant(relabel: Cli, folder: Pat
         (
             "pairs.csv",
             "query_id,query\n7,wool socks\n",
-            'polars.read_csv(PATH, schema_overrides={"query_id": str, "doc_id": str})',
+            'polars.read_csv(PATH, schema_overrides={"query_id": str, "query": str})',
         ),
         ("pairs.TSV", "query_id\tquery\n7\twool socks\n", r'polars.read_csv(PATH, separator="\t", '),
         ("pairs.jsonl", '{"query_id": "7", "query": "wool socks"}\n', "polars.read_ndjson(PATH)"),
@@ -104,11 +104,20 @@ def test_text_is_read_again_with_the_ids_of_the_job_as_text(relabel: Cli, folder
     done.refused(3, 'schema_overrides={"qid": str, "sku": str}).write_parquet("shop.parquet")`')
 
 
+def test_text_whose_ids_the_job_calls_otherwise_is_read_again_as_text(
+    relabel: Cli, folder: Path, write_job: WriteJob
+) -> None:
+    """A line that names other columns is pasted without an error, and makes 7 of 007."""
+    (folder / "mine.csv").write_text("qid;text;sku;grade\n007;wool socks;01;2\n")
+    done = relabel("plan", write_job({"input": {"path": "mine.csv"}}))
+    done.refused(3, 'read_csv(PATH, separator=";", schema_overrides={"qid": str, "text": str, "sku": str})')
+
+
 def test_text_is_refused_by_other_readers_of_parquet_as_by_a_job(relabel: Cli, folder: Path) -> None:
     (folder / "docs.csv").write_text("doc_id,title\n01,Grey socks\n")
     done = relabel("pairs", "queries", "docs.csv", "--to", "made.parquet")
     done.refused(
-        3, "docs.csv: text, and a job reads Parquet", 'polars.read_csv(PATH, schema_overrides={"query_id": str'
+        3, "docs.csv: text, and a job reads Parquet", 'read_csv(PATH, schema_overrides={"doc_id": str, "title": str'
     )
 
 
