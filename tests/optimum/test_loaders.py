@@ -122,4 +122,5 @@ def test_a_smaller_graph_of_a_reranker_scores_as_its_parity_record_says(
                 scores_B = 1 / (1 + np.exp(-scores_B))
             noted = parity["by_batch_size"]["1"]["max_abs"]
             assert np.abs(scores_B - want_B).max() == pytest.approx(noted, abs=SAME)
-            assert noted > 2 * SAME, "a graph in fp32 would not pass"
+            # one in fp32 is some 1e-7 from the student, so that it would not be as far as the record says
+            assert noted > 1.5 * SAME, "a graph in fp32 would pass"
