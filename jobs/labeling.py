@@ -9,7 +9,7 @@ from relabel.jobs.job import Job, JobSource, open_run
 from relabel.jobs.run.display import Display
 from relabel.jobs.run.progress import MetricsFile, Progress
 from relabel.jobs.run.report import RunReport, engine_text
-from relabel.jobs.run.session import Session
+from relabel.jobs.run.session import MAX_OPEN_SHARDS, Session
 from relabel.jobs.run.shards import choose_shards
 from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
 from relabel.jobs.run.workers import WorkerPool, label_with
@@ -25,7 +25,7 @@ class RunOptions:
         is_retry: ask the quarantined rows again.
         duration: that of `--for`.
         verbose: show the last refused answer.
-        part_of, workers_in_all: see `Session`.
+        part_of, most_shards: see `Session`.
     Raises:
         UsageError: a value is off, or two do not go together.
     """
@@ -40,7 +40,7 @@ class RunOptions:
     address: str | None = None
     verbose: bool = False
     part_of: str | None = None
-    workers_in_all: int | None = None
+    most_shards: int | None = None
     pool: WorkerPool = field(init=False)
     deadline: Deadline | None = field(init=False)
     """The earlier of `until` and `duration`, counted from the making of this record."""
@@ -130,5 +130,5 @@ def open_session(job: Job | JobSource, options: RunOptions, *, may_write: bool =
         stop=Stop(options.deadline),
         progress=Progress(),
         part_of=options.part_of,
-        workers_in_all=options.workers_in_all or 1,
+        most_shards=options.most_shards or MAX_OPEN_SHARDS,
     )

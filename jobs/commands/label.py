@@ -49,7 +49,7 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
         output_option,
         click.option("--done-ok", is_flag=True, help=done_ok),
         click.option("--part-of", hidden=True),
-        click.option("--workers-in-all", type=int, hidden=True),
+        click.option("--most-shards", type=int, hidden=True),
         click.option("--ledger", hidden=True),
         click.option(
             "-v",

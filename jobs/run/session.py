@@ -127,8 +127,7 @@ class Session:
         shards: the plan's shards to work on, in this order.
         is_retry: ask the quarantined rows of committed chunks again, instead of every row of chunks without a receipt.
         part_of: the execution of the command that this worker was started by, which concludes the run.
-        workers_in_all: how many that command has. None holds more than its share of the open shards at once, even if
-            its engine would take the rows of all.
+        most_shards: under way at once; with other workers its share, even if its engine would take the rows of all.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Session:
         stop: Stop,
         progress: Progress,
         part_of: str | None = None,
-        workers_in_all: int = 1,
+        most_shards: int = MAX_OPEN_SHARDS,
     ) -> None:
         self.opened = opened
         self.shards = shards
@@ -155,7 +154,7 @@ class Session:
         self.journal = CrashJournal(opened.store, self.worker, is_remote=is_remote)
         self.is_part = part_of is not None
         self.execution = part_of or secrets.token_hex(8)
-        self._workers_in_all = workers_in_all
+        self._most_shards = min(most_shards, MAX_OPEN_SHARDS)
         self.keys = LabelKeys(opened.plan.parts, opened.job.reads)
         self._schema = file_schema(opened.plan.parts)  # not in a commit thread, where nothing may be compiled
         self.left = WorkLeft(opened, shards, is_retry=is_retry, execution=self.execution)
@@ -212,7 +211,7 @@ class Session:
         others hold all that are left.
         """
         while True:
-            if len(self._locks) - (self._reached is not None) >= self._most_open_shards:
+            if len(self._locks) - (self._reached is not None) >= self._most_shards:
                 yield None
                 continue
             if not self.reach():
@@ -224,13 +223,6 @@ class Session:
             shard, attempts = self._reached
             self._reached = None
             yield from self._chunks_of(shard, attempts)
-
-    @functools.cached_property
-    def _most_open_shards(self) -> int:
-        """How many shards may be under way here at once."""
-        with_work = [shard for shard in self.shards if self.left.todo(shard, self.left.seen)]
-        share = math.ceil(len(with_work) / self._workers_in_all)
-        return min(max(share, 1), MAX_OPEN_SHARDS)
 
     def _chunks_of(self, shard: int, attempts: dict[int, int]) -> Iterator[ChunkWork]:
         """The open chunks of a shard whose lock was just taken.

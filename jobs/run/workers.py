@@ -474,7 +474,8 @@ class Supervisor:
         first, following = [*session.shards, session.shards[0] + len(session.opened.plan.shards)][:2]
         words = ["retry" if session.is_retry else "run", "/dev/stdin", "--output", "json", "--log-format", "json"]
         words += ["--part-of", session.execution, "--shard", f"{first}/{following - first}"]
-        words += ["--workers-in-all", str(self.num_workers)]
+        share = math.ceil(len(self.open_shards) / self.num_workers)
+        words += ["--most-shards", str(share)]
         if ledger is not None:
             words += ["--ledger", absolute_path(ledger)]
         if session.stop.deadline is not None:
