@@ -293,20 +293,20 @@ class RunFolder:
         reads one a shard, and not those of all chunks.
         """
         etags = self.listing()
-        names_by_shard: dict[int, list[str]] = {}
-        for shard, chunks in self.attempts_of_all(etags).items():
-            names_by_shard[shard] = [
-                ChunkId(shard, chunk, attempt).receipt_name
-                for chunk, attempts in sorted(chunks.items())
-                for attempt in attempts
-            ]
 
-        def last_of(names: list[str]) -> dict[str, Any]:
-            receipts = (self._receipt(name, etags[name]) for name in reversed(names))
-            return next((receipt.engine for receipt in receipts if receipt.engine), {})
+        def last_of(ids: list[ChunkId]) -> dict[str, Any]:
+            for chunk in reversed(ids):
+                name = chunk.receipt_name
+                engine = self._receipt(name, etags[name]).engine
+                if engine:
+                    return engine
+            return {}
 
-        engines = map_concurrent(self.store, last_of, list(names_by_shard.values()))
-        return [engine for engine in engines if engine]
+        ids_by_shard = [
+            [ChunkId(shard, chunk, attempt) for chunk in sorted(chunks) for attempt in chunks[chunk]]
+            for shard, chunks in self.attempts_of_all(etags).items()
+        ]
+        return [engine for engine in map_concurrent(self.store, last_of, ids_by_shard) if engine]
 
     def lost_receipts(self) -> Iterator[Receipt]:
         """Of chunks that were asked, and that another worker had committed by then; and of asks about the engine's
