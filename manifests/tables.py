@@ -86,10 +86,12 @@ def _text_columns(path: str, ids: Sequence[str]) -> tuple[str, list[str]]:
     """
     import csv
 
+    from relabel.manifests.judgments import delimiter_of  # like csv, of a refusal alone
+
     line = ""
     with contextlib.suppress(OSError, UnicodeDecodeError), Path(path).open(encoding="utf-8-sig") as file:
         line = file.readline()
-    separator = max(",;\t", key=line.count)
+    separator = delimiter_of(line)
     names = next(csv.reader([line], delimiter=separator), [])
     if not names or set(ids) <= set(names):
         return separator, list(dict.fromkeys(ids))
