@@ -79,11 +79,8 @@ def open_both(
     if place_of(first).rstrip("/") == place_of(second).rstrip("/"):
         raise UsageError(f"{first} and {second} are one run. Name two outputs.")
     for path in (first, second):
-        if not is_run(path, storage):
-            if not is_url(path) and not Path(path).exists():
-                raise InputError(
-                    f"{path}: no such folder (from {Path.cwd()}). `relabel compare` wants outputs of runs."
-                )
+        is_missing = not is_url(path) and not Path(path).exists()  # which opening it reports
+        if not is_missing and not is_run(path, storage):
             raise InputError(
                 f"{path}: no run's output folder. `relabel evaluate` compares label files with each other."
             )

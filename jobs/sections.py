@@ -379,12 +379,11 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
         if figure is None or figure.value is None or not bounds:
             continue
         kind, bound = max(bounds.items(), key=lambda item: item[1])
+        verdict = ""
         if has_too_few_queries(found):
             interval = TOO_FEW
-            verdict = ""
         elif figure.low is None or figure.high is None:
             interval = "no interval"
-            verdict = ""
         else:
             interval = f"{figure.low:.3f} to {figure.high:.3f}"
             verdict = "not shown to beat"
