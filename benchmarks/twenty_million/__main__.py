@@ -90,10 +90,17 @@ class Show:
     @property
     def environment(self) -> dict[str, str]:
         """Of every process of the show."""
-        own = {MARK: str(self.folder), "OMP_NUM_THREADS": "1"}
-        own["PYTHONDONTWRITEBYTECODE"] = ""  # or each of thousands of starts compiles relabel for 3 s of a core
-        own["PYTHONPATH"] = os.pathsep.join(map(str, (install(self.folder), Path.cwd())))
-        return {**os.environ, **self.place.variables, **own}
+        return {**os.environ, **self.place.variables}
+
+
+def variables_of(folder: Path) -> dict[str, str]:
+    """What every process of the show has."""
+    return {
+        MARK: str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # or each of thousands of starts compiles relabel for 3 s of a core
+        "PYTHONPATH": os.pathsep.join(map(str, (install(folder), Path.cwd()))),
+    }
 
 
 def write_pairs(show: Show) -> None:
@@ -360,8 +367,7 @@ def model_server(folder: Path, rows: int, latency_s: float, *, counts: str = "."
 
 def label_the_sample(show: Show) -> None:
     """The undisturbed run over the first rows."""
-    place = show.place._replace(variables=show.environment)
-    if call("run", _sample_job(show), place=place, codes=DONE).code == 0:
+    if call("run", _sample_job(show), place=show.place, codes=DONE).code == 0:
         print(f"undisturbed sample of {show.rows // SAMPLE:,} rows: labelled", flush=True)
 
 
@@ -451,7 +457,8 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with storage(folder, args.place, args.room) as (place, store_kinds):
+    with storage(folder, args.place, args.room) as (bare_place, store_kinds):
+        place = bare_place._replace(variables={**variables_of(folder), **bare_place.variables})
         with model_server(folder, args.rows, args.latency, counts="sample") as port:
             show = Show(folder, place, args.rows, port, args.latency, args.engine)
             if not (folder / "written").exists():
@@ -469,9 +476,7 @@ def main() -> None:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
         chaos.note("end", seconds=time.time() - begun)
-        verified = call(
-            "verify", show.job("job"), place=place._replace(variables=show.environment), codes=(0, 1, 2, 3, 4, 5)
-        )
+        verified = call("verify", show.job("job"), place=place, codes=(0, 1, 2, 3, 4, 5))
         report(show, chaos.events(), verified.code)
     if args.place == "disk":
         subprocess.run(["umount", str(folder / "disk")], check=False)
