@@ -1,5 +1,6 @@
 """A job over a table labels the rows of one snapshot, and stays with it."""
 
+import functools
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from relabel.jobs.job import JobSource, load_job
 from relabel.jobs.labeling import RunOptions, open_session
 from relabel.jobs.output import Exit
 from relabel.jobs.run.label import label
-from relabel.jobs.run.workers import Supervisor
+from relabel.jobs.run.workers import Supervisor, WorkerProcess
 from relabel.labelers.prompts import BUILT_IN
 from relabel.manifests import plan as plans
 from relabel.manifests.files import Storage
@@ -435,6 +436,7 @@ def test_workers_get_the_options_of_their_job_by_a_pipe_and_show_none(write_stor
     for name in KEYS:
         session = open_session(JobSource(write_stored(name)), RunOptions())
         supervisor = Supervisor(session, write=lambda _: None, on_progress=lambda: None)
+        supervisor.add("w0", functools.partial(WorkerProcess, environment={}))
         assert KEYS[name] not in str(supervisor.words())
         there = load_job(yaml.safe_load(supervisor.job()))
         assert there.storage.options_of("vault") == {"key": KEYS[name]}
