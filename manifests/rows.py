@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -94,11 +95,15 @@ def scanned_queries(dataset: Dataset) -> Iterator[QueryNumbers]:
 
 
 CHUNKS_OF_A_SHARD = 16
-"""About as many chunks has a shard by default: what becomes readable with a commit is then a small part of it, however
-slow the engine is."""
+"""About as many chunks has a small shard by default: what becomes readable with a commit is then a small part of it,
+however slow the engine is."""
 FEWEST_CHUNK_ROWS = 8
-MOST_CHUNK_ROWS = 256
+CHEAP_CHUNK_ROWS = 256
 """Below it a commit costs more than the rows that it saves; a shard of 4,096 rows or more has the larger size."""
+CHUNKS_OF_A_LARGE_SHARD = 64
+MOST_CHUNK_ROWS = 1024
+"""A file costs `run`, `verify` and `report` as much as a few hundred rows, so that a large shard has larger chunks: a
+commit is still no more than a 64th of it. A shard of 65,536 rows or more has this size."""
 
 
 FEWEST_SHARD_ROWS = 64
@@ -151,7 +156,9 @@ def fitting_chunk_rows(shard_rows: int) -> int:
     """Rows of a chunk where the job names no number: by the shard's rows alone, so that the same input and spec give
     the same plan on any machine.
     """
-    return min(max(-(-shard_rows // CHUNKS_OF_A_SHARD), FEWEST_CHUNK_ROWS), MOST_CHUNK_ROWS)
+    small = min(max(math.ceil(shard_rows / CHUNKS_OF_A_SHARD), FEWEST_CHUNK_ROWS), CHEAP_CHUNK_ROWS)
+    large = min(math.ceil(shard_rows / CHUNKS_OF_A_LARGE_SHARD), MOST_CHUNK_ROWS)
+    return max(small, large)
 
 
 def _cut_chunks(sizes: list[int], chunk_rows: int, *, whole: bool) -> list[int]:

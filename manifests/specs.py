@@ -324,8 +324,8 @@ class RunSpec(Spec):
 
     chunk_rows: int | None = Field(None, ge=1, le=1_000_000)
     """Rows per commit. A kill costs no chunk, but the last second's answers and the asks in flight: the others are in
-    the output's `journal/`. Default: a sixteenth of the shard's rows, at least 8 and at most 256. An output that was
-    planned keeps its chunks.
+    the output's `journal/`. Default: a sixteenth of the shard's rows, at least 8 and at most 256; of a shard with more
+    than 16,384 rows a 64th, at most 1,024. An output that was planned keeps its chunks.
     """
     max_failed_fraction: Fraction = 0.05
     """Share of quarantined rows above which the run ends with exit code 30; everything is kept all the same."""

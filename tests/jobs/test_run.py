@@ -473,9 +473,14 @@ UNNAMED: dict[str, Any] = {"run": {"chunk_rows": None}, "shards": 1}
 
 
 @pytest.mark.parametrize(
-    ("rows", "size"), [(1, 8), (24, 8), (128, 8), (129, 9), (192, 12), (4080, 255), (4096, 256), (1_000_000, 256)]
+    ("rows", "size"), [(1, 8), (24, 8), (128, 8), (129, 9), (192, 12), (4080, 255), (4096, 256), (16_384, 256)]
 )
-def test_a_chunk_is_a_sixteenth_of_its_shard(rows: int, size: int) -> None:
+def test_a_chunk_is_a_sixteenth_of_a_small_shard(rows: int, size: int) -> None:
+    assert fitting_chunk_rows(rows) == size
+
+
+@pytest.mark.parametrize(("rows", "size"), [(16_385, 257), (62_500, 977), (65_536, 1024), (1_000_000, 1024)])
+def test_a_chunk_is_a_64th_of_a_large_shard(rows: int, size: int) -> None:
     assert fitting_chunk_rows(rows) == size
 
 
