@@ -1,23 +1,27 @@
 """What the host does for a request over vLLM: the engine against vLLM's raw step loop, on a device of known speed.
 
     python -m benchmarks.vllm_host TOKENIZER [--labelers direct,r3a] [--pairs 512] [--words 350] [--rounds 3]
-        [--tokens-per-s 240000] [--launch-ms 1.5] [--decode-ms 10]
+        [--tokens-per-s 240000] [--launch-ms 1.5] [--decode-ms 10] [--one-step-at-a-time]
 
 vLLM is the real one (its CPU build, in this process), and only its model is replaced: a step of the stand-in takes as
-long as the tokens that it is given, at `--tokens-per-s` (a step that prefills nothing takes `--decode-ms`); for
-`--launch-ms` of it, it holds Python's lock in 40 pieces, as a GPU's model runner does that launches kernels, and sleeps
-the rest. The sides take turns as in `vllm_vs_raw.py`. Printed for each side: requests/s, and the CPU time of a request
-on the main thread, on the threads that encode, and in all others (the tokenizer's own). CPU time is what to look at
-on a machine that others use too.
+long as the tokens that it is given, at `--tokens-per-s` (a step that prefills nothing takes `--decode-ms`). To hand it
+a step takes `--launch-ms`, in which Python's lock is held in 40 pieces, as a GPU's model runner does that launches
+kernels. As on a GPU, vLLM schedules a step while the device is at the one before (async scheduling, which the CPU build
+switches off), and waits without Python's lock; with `--one-step-at-a-time` the device waits for the host in between.
+The sides take turns as in `vllm_vs_raw.py`. Printed for each side: requests/s, the CPU time of a request on the main
+thread, on the threads that encode, and in all others (the tokenizer's own), the number of steps, and the share of the
+time in which the device worked. CPU time is what to look at on a machine that others use too.
 
 `TOKENIZER` is a folder with a tokenizer and a chat template; the model is a random one of two layers.
 """
 
 import argparse
+import functools
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -34,8 +38,21 @@ LAUNCHES = 40
 DOCS_PER_QUERY = 20
 
 
+class Output(Future[Any]):
+    """What a step gives, once the device has done it: the caller waits, as it does for the copy from a GPU."""
+
+    def __init__(self, ready_s: float, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self._ready_s = ready_s
+        self._make = make
+
+    def result(self, timeout: float | None = None) -> Any:
+        time.sleep(max(self._ready_s - time.perf_counter(), 0))
+        return self._make()
+
+
 class Device:
-    """In place of vLLM's executor: takes its time, and makes up tokens that the grammar allows.
+    """In place of vLLM's executor: takes its time, a step after the other, and makes up tokens that the grammar allows.
 
     Args:
         scheduler: vLLM's, which knows how far a prompt is.
@@ -50,58 +67,64 @@ class Device:
         self.launch_s = launch_s
         self.decode_s = decode_s
         self.is_instant = False
-        self.tokens = 0
+        self.steps = 0
+        self.busy_s = 0.0
+        self._ready_s = 0.0
         self._rng = np.random.default_rng(3)
 
     def execute_model(self, scheduled: Any, non_block: bool = False) -> Any:
-        """Begin a step."""
+        """Begin a step as soon as the one before is done."""
+        from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
         self._scheduled = scheduled
-        self._ready_s = time.perf_counter()
         num_tokens = scheduled.total_num_scheduled_tokens
-        self.tokens += num_tokens
         if num_tokens and not self.is_instant:
-            self._ready_s += max(num_tokens / self.tokens_per_s, self.decode_s)
+            takes_s = max(num_tokens / self.tokens_per_s, self.decode_s)
+            self._ready_s = max(self._ready_s, time.perf_counter()) + takes_s
+            self.steps += 1
+            self.busy_s += takes_s
             for _ in range(LAUNCHES):
                 until = time.thread_time() + self.launch_s / LAUNCHES
                 while time.thread_time() < until:
                     pass
                 time.sleep(0)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future if non_block else None
+        outcome = None if num_tokens else EMPTY_MODEL_RUNNER_OUTPUT
+        future: Future[Any] = Future()
+        future.set_result(outcome)
+        return future if non_block else outcome
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """Wait for the step's end."""
-        from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
-
-        time.sleep(max(self._ready_s - time.perf_counter(), 0))
+        """The step's outcome, to be waited for."""
         bound: dict[str, Any] = {}
         if grammar_output is not None:
             bound = dict(zip(grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask, strict=True))
         names = list(self._scheduled.num_scheduled_tokens)
-        requests = [self.scheduler.requests[name] for name in names]
+        requests = [self.scheduler.requests.get(name) for name in names]
         sampled = [self._token(request, bound.get(name)) for name, request in zip(names, requests, strict=True)]
-        wanted = [request.sampling_params.logprob_token_ids or [] for request in requests]
+        output = Output(self._ready_s, functools.partial(self._output, names, requests, sampled))
+        return output if non_block else output.result()
+
+    def _output(self, names: list[str], requests: list[Any], sampled: list[list[int]]) -> Any:
+        from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+
+        wanted = [
+            request.sampling_params.logprob_token_ids or [] if request is not None else [] for request in requests
+        ]
         width = max(map(len, wanted), default=0)
         ids = np.zeros((len(names), width + 1), dtype=np.int64)
         for row, labels in enumerate(wanted):
             ids[row, 1 : len(labels) + 1] = labels
         logprobs = LogprobsLists(ids, np.full(ids.shape, -2.0, dtype=np.float32), np.ones(len(names), dtype=np.int64))
-        output = ModelRunnerOutput(
+        return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: row for row, name in enumerate(names)},
             sampled_token_ids=sampled,
             logprobs=logprobs if width else None,
         )
-        if not non_block:
-            return output
-        future: Future[Any] = Future()
-        future.set_result(output)
-        return future
 
     def _token(self, request: Any, bitmask: Any) -> list[int]:
-        """One token, or none where the prompt is not read to its end yet."""
-        if request.num_computed_tokens < request.num_tokens:
+        """One token, or none where the prompt is not read to its end yet, or the request ended a step ago."""
+        if request is None or request.num_computed_tokens < request.num_tokens:
             return []
         if bitmask is None:
             return [17]
@@ -156,11 +179,26 @@ def write_tiny_model(folder: Path, tokenizer_folder: str) -> Path:
     return folder
 
 
+def schedule_ahead() -> None:
+    """Have the CPU build schedule steps as a GPU's does. It has no use for it, since its device is the host."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_set(config: Any) -> None:
+        check(config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = staticmethod(check_and_set)
+
+
 def start_engine(model: Path, args: argparse.Namespace) -> tuple[Any, Device]:
     """The engine, on the stand-in."""
     from relabel.labelers.engines.vllm import Vllm
     from relabel.manifests.specs import EngineSpec
 
+    if not args.one_step_at_a_time:
+        schedule_ahead()
     options = Vllm.Args(
         dtype="float32",
         max_num_seqs=args.seqs,
@@ -202,7 +240,8 @@ def compare(engine: Any, device: Device, name: str, args: argparse.Namespace) ->
     for number in range(args.rounds):
         for side in turns(SIDES, number):
             engine._engine.reset_prefix_cache()
-            device.tokens = 0
+            device.steps = 0
+            device.busy_s = 0.0
             times = ThreadTimes()
             with seldom_collected():  # as a command does; for both sides
                 if side == "ours":
@@ -210,7 +249,9 @@ def compare(engine: Any, device: Device, name: str, args: argparse.Namespace) ->
                 else:
                     run_raw(engine, requests, engine._loop._slots)
             spent[side].append(times.split())
-            print(f"  round {number} {side:5} {_line(spent[side][-1], len(requests))}", flush=True)
+            busy = device.busy_s / spent[side][-1]["wall"]
+            line = _line(spent[side][-1], len(requests))
+            print(f"  round {number} {side:5} {line}; {device.steps} steps, device busy {busy:.3f}", flush=True)
     for side in SIDES:
         least = {kind: min(times[kind] for times in spent[side]) for kind in spent[side][0]}
         print(f"{name} {side:5} {_line(least, len(requests))}")
@@ -235,6 +276,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-s", type=float, default=240_000)
     parser.add_argument("--launch-ms", type=float, default=1.5)
     parser.add_argument("--decode-ms", type=float, default=10.0)
+    parser.add_argument("--one-step-at-a-time", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         engine, device = start_engine(write_tiny_model(Path(folder), args.tokenizer), args)
