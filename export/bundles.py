@@ -2,10 +2,12 @@
 and how it takes its place atomically and is recovered after a kill."""
 
 import glob
+import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,9 +121,10 @@ def open_bundle(folder: Path) -> Bundle:
     Links in the folder are followed, wherever they lead, as those of a hub's cache: what counts are the bytes.
 
     Raises:
-        ManifestError: names what is missing, strange or damaged.
+        ManifestError: names what is missing, strange or damaged; or says what else the folder is.
     """
     path = folder / MANIFEST_NAME
+    _refuse_other_outputs(folder)
     if not os.path.lexists(path):
         raise ManifestError(f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote.")
     with translate_refusals(), translate_errors("read", path):
@@ -130,6 +133,39 @@ def open_bundle(folder: Path) -> Bundle:
         if fault:
             raise ManifestError(f"{fault}. Export, seal or pull the bundle again.")
     return Bundle(folder, facts, tuple(files))
+
+
+def _refuse_other_outputs(folder: Path) -> None:
+    """
+    Raises:
+        ManifestError: another command made the folder; says which, and how a bundle comes of it.
+    """
+    path = folder / MANIFEST_NAME
+    kind = None
+    with suppress(OSError, ValueError, AttributeError, RecursionError):  # what reads the manifest reports its damage
+        kind = json.loads(path.read_bytes()).get("kind")
+    if kind == "bundle":
+        return
+    from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME  # brings pyarrow, which a bundle does without
+
+    export = f"relabel export {shlex.quote(str(folder))} --to BUNDLE"
+    if any((folder / name).exists() for name in (PLAN_NAME, ROUNDS_NAME)):
+        raise ManifestError(
+            f"{folder}: holds labels or scores, and no bundle. Train a student on labels (`relabel distill`), and make "
+            "a bundle of it: relabel export STUDENT --to BUNDLE"
+        )
+    if kind == "student":
+        raise ManifestError(f"{folder}: a student, and no bundle. Make one of it: {export}")
+    if kind == "teacher":
+        raise ManifestError(
+            f"{folder}: a teacher, of which there is no bundle. It labels as a job's engine.model; bundles are made of "
+            "students, by `relabel export`."
+        )
+    if (folder / "checkpoints").is_dir() and not path.exists():
+        raise ManifestError(
+            f"{folder}: a training that is not finished. Call its command again with --resume, and make a bundle of "
+            f"the student: {export}"
+        )
 
 
 @translate_refusals()

@@ -607,8 +607,7 @@ def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], list[File]]:
     held = strict_json(data, where)
     is_manifest = (held.get("kind"), held.get("format")) == ("bundle", 1) and fits(held.get("name"), ".+")
     is_manifest = is_manifest and isinstance(held.get("lineage"), dict) and isinstance(held.get("files"), list)
-    hint = " It is a student's: relabel export makes a bundle of it." * (held.get("kind") == "student")
-    need(is_manifest, f"{where}: no bundle's manifest of format 1 (kind, format, name, lineage, files).{hint}")
+    need(is_manifest, f"{where}: no bundle's manifest of format 1 (kind, format, name, lineage, files).")
     itself = File(MANIFEST, len(data), hashlib.sha256(data).hexdigest())
     return held, read_files([*held["files"], itself._asdict()], where)
 

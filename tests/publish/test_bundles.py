@@ -72,7 +72,8 @@ def test_a_folder_that_is_not_its_manifest_is_refused(
     [
         ({"kind": "run"}, "no bundle's manifest"),
         ({"format": 2}, "no bundle's manifest of format 1"),
-        ({"kind": "student"}, "It is a student's: relabel export makes a bundle of it."),
+        ({"kind": "student"}, "a student, and no bundle. Make one of it: relabel export .* --to BUNDLE"),
+        ({"kind": "teacher"}, "a teacher, of which there is no bundle"),
         ({"name": ""}, "no bundle's manifest"),
         ({"lineage": None}, "no bundle's manifest"),
         ({"files": None}, "no bundle's manifest"),

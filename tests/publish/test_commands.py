@@ -171,6 +171,24 @@ def test_what_can_not_be_done_is_reported(
     relabel(*line.split()).refused(code, said)
 
 
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("plan.json", "out: holds labels or scores, and no bundle. Train a student on labels (`relabel distill`)"),
+        ("rounds.json", "make a bundle of it: relabel export STUDENT --to BUNDLE"),
+        ("checkpoints/training.json", "and make a bundle of the student: relabel export out --to BUNDLE"),
+    ],
+)
+def test_another_output_is_not_published_and_the_way_to_a_bundle_is_named(
+    relabel: Relabel, folder: Path, made: str, said: str
+) -> None:
+    file = folder / "out" / made
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    relabel("publish", "out", "store").refused(3, said)
+    assert not Path("store").exists()
+
+
 def test_no_key_is_written_anywhere_or_shown(
     relabel: Relabel,
     tmp_path: Path,
