@@ -13,7 +13,7 @@ from relabel.jobs.output import Summary, emit, note
 from relabel.jobs.pairs.chunks import CHUNK_COUNTS, add_cosines, chunk_pairs, open_compared, token_counter, tree_pairs
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs
 from relabel.jobs.pairs.context import with_context
-from relabel.jobs.pairs.queries import TITLE, QueryRule, made_pairs
+from relabel.jobs.pairs.queries import TITLE, QueryRule, made_pairs, ways_to_more
 from relabel.jobs.pairs.unjudged import unjudged_pairs
 from relabel.jobs.score import local_student
 from relabel.jobs.systems import SystemsOptions
@@ -479,10 +479,11 @@ def queries(
     check_target(to, (docs, *unlike, *filter(None, (rule["by"], rule["candidates"]))), storage, force=force)
     if rule["candidates"]:
         rule["candidates"] = local_student(rule["candidates"], storage)
+    asked = QueryRule(**rule)
     counts = made_pairs(
         docs,
         to,
-        QueryRule(**rule),
+        asked,
         storage,
         unlike=unlike,
         allow_partial=allow_partial,
@@ -493,7 +494,8 @@ def queries(
         note(f"{rule['by']}: {counts['of_other_documents']:,} of its queries are left out, with their documents")
     if counts["queries"] < rule["queries"] and not rule["queries_in"] and not rule["by"]:
         note(
-            f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"
+            f"asked for {rule['queries']:,} queries; the {counts['documents']:,} different documents give "
+            f"{counts['queries']:,}. For more: {ways_to_more(asked)}"
         )
     if counts.get("cut_from") not in (None, TITLE, rule["column"]):
         note(

@@ -149,19 +149,23 @@ def made_pairs(
 
 def _nothing_cut(rule: QueryRule, num_documents: int) -> str:
     """Why a column gives no query, and what else there is to do."""
-    advice = ["--queries-in takes a column of queries"]
-    if rule.column is None:
-        advice.insert(0, "--column names another column")
-    if rule.min_words > 1:
-        advice.append("--min-words 1 takes single words")
-    if rule.min_documents > 1:
-        advice.append("--min-documents 1 takes words of a single document")
     return (
         f"of {num_documents:,} different documents gives no query: no phrase of {rule.min_words} to {rule.max_words} "
         f"words without stop words, each of which is in {counted(rule.min_documents, 'document')} or more, that is no "
-        f"piece of a longer phrase. {'; '.join(advice)}; --by takes what a model wrote, however few documents there "
-        "are (docs/pairs.md)."
+        f"piece of a longer phrase. {ways_to_more(rule)}."
     )
+
+
+def ways_to_more(rule: QueryRule) -> str:
+    """The options by which the same documents give more queries."""
+    ways = [f"--max-words {rule.max_words + 1} takes longer phrases", "--queries-in takes a column of queries"]
+    if rule.column is None:
+        ways.insert(0, "--column names another column")
+    if rule.min_words > 1:
+        ways.insert(0, "--min-words 1 takes single words")
+    if rule.min_documents > 1:
+        ways.insert(0, "--min-documents 1 takes words of a single document")
+    return f"{'; '.join(ways)}; --by takes what a model wrote, however few documents there are (docs/pairs.md)"
 
 
 class _HeldOut:

@@ -168,6 +168,22 @@ def test_few_documents_give_no_query_until_a_word_of_one_of_them_will_do(
     assert {row["query"] for row in made(docs, "--min-documents", "1")} == set(titles)
 
 
+def test_fewer_queries_than_asked_come_with_the_options_that_give_more(
+    docs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    titles = ["wool socks", "wool socks, oak lamp", "wool socks, glass", "wool socks, blue linen summer hat"]
+    pq.write_table(pa.table({"doc_id": list("abcd"), "title": titles}), docs)
+    assert {row["query"] for row in made(docs)} == {"wool socks"}
+    said = capsys.readouterr().err
+    assert "asked for 1,200 queries; the 4 different documents give 1. For more: " in said
+    for option in ("--min-words 1", "--min-documents 1", "--max-words 4", "--column", "--queries-in", "--by"):
+        assert option in said
+    assert {row["query"] for row in made(docs, "--min-documents", "1")} == {"wool socks", "oak lamp"}
+    more = made(docs, "--min-documents", "1", "--max-words", "4", "--min-words", "1")
+    assert {row["query"] for row in more} == {"wool socks", "oak lamp", "glass", "blue linen summer hat"}
+    assert "For more: --column" in capsys.readouterr().err, "what was done already is not named again"
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
