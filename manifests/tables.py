@@ -74,9 +74,10 @@ def refuse_text(path: str, ids: Sequence[str] = IDS) -> None:
     overrides = ", ".join(f"{json.dumps(name, ensure_ascii=False)}: str" for name in names)
     if separator == ";":
         how = how.replace("PATH,", 'PATH, separator=";",')
+    call = how.replace("PATH", json.dumps(path, ensure_ascii=False)).replace("OVERRIDES", overrides)
     raise InputError(
-        f"{path}: text, and a job reads Parquet. Write it again with polars (the extra eval): "
-        f'`polars.{how.replace("OVERRIDES", overrides)}.write_parquet("{Path(path).stem}.parquet")`.'
+        f"{path}: text, and Parquet is wanted. Write it again in Python with polars (the extra eval), and give that: "
+        f'`polars.{call}.write_parquet("{Path(path).stem}.parquet")`.'
     )
 
 

@@ -83,10 +83,10 @@ def test_a_column_of_another_role_is_not_what_is_meant(relabel: Cli, folder: Pat
         (
             "pairs.csv",
             "query_id,query\n7,wool socks\n",
-            'polars.read_csv(PATH, schema_overrides={"query_id": str, "query": str})',
+            'polars.read_csv("pairs.csv", schema_overrides={"query_id": str, "query": str})',
         ),
-        ("pairs.TSV", "query_id\tquery\n7\twool socks\n", r'polars.read_csv(PATH, separator="\t", '),
-        ("pairs.jsonl", '{"query_id": "7", "query": "wool socks"}\n', "polars.read_ndjson(PATH)"),
+        ("pairs.TSV", "query_id\tquery\n7\twool socks\n", r'polars.read_csv("pairs.TSV", separator="\t", '),
+        ("pairs.jsonl", '{"query_id": "7", "query": "wool socks"}\n', 'polars.read_ndjson("pairs.jsonl")'),
     ],
 )
 def test_text_where_parquet_is_wanted_is_refused_with_how_it_becomes_parquet(
@@ -94,7 +94,7 @@ def test_text_where_parquet_is_wanted_is_refused_with_how_it_becomes_parquet(
 ) -> None:
     (folder / name).write_text(text)
     done = relabel("plan", write_job({"input": {"path": name}}))
-    done.refused(3, f"{name}: text, and a job reads Parquet", call)
+    done.refused(3, f"{name}: text, and Parquet is wanted", call)
 
 
 def test_text_is_read_again_with_the_ids_of_the_job_as_text(relabel: Cli, folder: Path, write_job: WriteJob) -> None:
@@ -110,14 +110,25 @@ def test_text_whose_ids_the_job_calls_otherwise_is_read_again_as_text(
     """A line that names other columns is pasted without an error, and makes 7 of 007."""
     (folder / "mine.csv").write_text("qid;text;sku;grade\n007;wool socks;01;2\n")
     done = relabel("plan", write_job({"input": {"path": "mine.csv"}}))
-    done.refused(3, 'read_csv(PATH, separator=";", schema_overrides={"qid": str, "text": str, "sku": str})')
+    done.refused(3, 'read_csv("mine.csv", separator=";", schema_overrides={"qid": str, "text": str, "sku": str})')
 
 
-def test_text_is_refused_by_other_readers_of_parquet_as_by_a_job(relabel: Cli, folder: Path) -> None:
+def test_the_call_that_makes_parquet_of_text_can_be_pasted(relabel: Cli, folder: Path) -> None:
+    polars = pytest.importorskip("polars")
+    (folder / "docs.csv").write_text("doc_id,title\n007,Grey socks\n")
+    said = relabel("pairs", "chunk", "docs.csv", "--to", "made.parquet").err
+    call = said.partition("`")[2].partition("`")[0]
+    eval(call, {"polars": polars})
+    assert pq.read_table("docs.parquet").to_pylist() == [{"doc_id": "007", "title": "Grey socks"}]
+
+
+@pytest.mark.parametrize("command", ["queries", "context", "chunk", "tree", "cited"])
+def test_text_is_refused_by_other_readers_of_parquet_as_by_a_job(relabel: Cli, folder: Path, command: str) -> None:
     (folder / "docs.csv").write_text("doc_id,title\n01,Grey socks\n")
-    done = relabel("pairs", "queries", "docs.csv", "--to", "made.parquet")
+    more = ["--docs", "docs.csv"] if command == "cited" else []
+    done = relabel("pairs", command, "docs.csv", "--to", "made.parquet", *more)
     done.refused(
-        3, "docs.csv: text, and a job reads Parquet", 'read_csv(PATH, schema_overrides={"doc_id": str, "title": str'
+        3, "docs.csv: text, and Parquet is wanted", 'read_csv("docs.csv", schema_overrides={"doc_id": str, "title": str'
     )
 
 
