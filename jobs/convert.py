@@ -41,7 +41,7 @@ from relabel.manifests.metrics.judged import RANK
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
 from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels
-from relabel.manifests.secrets import one_line, shortened
+from relabel.manifests.secrets import counted, one_line, shortened
 from relabel.manifests.store import map_concurrent
 from relabel.manifests.tables import BrokenTexts, NeededColumn, is_score, reading, require_columns
 
@@ -160,7 +160,7 @@ class Source:
         form: None for a run's labels.
         files: Parquet on this machine, with all columns that the target wants.
         names: their columns.
-        value: column of grades or scores; `kind` is which.
+        value: column of grades or scores; `kind` is which. Empty: the source has none, and all its rows are written.
         row_column: column that says where a row comes from, and what to call it in a message; None: its position.
         run: whose labels they are.
     """
@@ -314,11 +314,16 @@ def _from_run(path: str, target: Form, options: ConvertOptions, file: Path, stor
 
 
 def _columns(names: list[str], path: str, target: Form, options: ConvertOptions) -> tuple[str, Kind]:
-    """The column of grades or scores by which rows are kept, and which of the two that is.
+    """The column of grades or scores by which rows are kept, and which of the two that is. The column is empty where a
+    table without any becomes another table.
 
     Args:
         names: of the source; none where it is empty, and then none is missing.
     """
+    is_named = options.grade is not None or options.score is not None
+    is_chosen = is_named or options.duplicates in ("first", "mean")
+    if names and not target.columns and not is_chosen and not {"grade", *SCORES} & set(names):
+        return "", "grade"
     kind = _kind(names, target, options)
     if kind == "grade":
         value = options.grade or "grade"
@@ -570,9 +575,13 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
             scratch=folder,
             storage=storage,
         )
-        pairs = read_pairs(polars, opened, to, options, storage)
-        valued = pairs.filter(polars.col("value").is_not_null())
-        kept, conflicts = _settled(polars, opened, valued, options.duplicates)
+        if opened.value:
+            pairs = read_pairs(polars, opened, to, options, storage)
+            valued = pairs.filter(polars.col("value").is_not_null())
+            kept, conflicts = _settled(polars, opened, valued, options.duplicates)
+        else:
+            pairs = valued = kept = _all_rows(polars, opened)
+            conflicts = 0
         tag = options.tag
         if tag is None and to is RUN and "tag" not in pairs.columns:  # else rows have their own
             tag = opened.run.plan.name if opened.run else "relabel"
@@ -594,7 +603,7 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
             with written(card_place, storage) as file:
                 file.write_text(card, encoding="utf-8")
         texts.report()
-        notes = list(opened.run.notes) if opened.run else []
+        notes = [*(opened.run.notes if opened.run else []), *_remarks(opened, kept)]
         if options.card:
             notes.append(f"the card is in {card_place}")
         if FROM_GOLD in opened.names and to.columns:
@@ -618,6 +627,28 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
         notes=notes,
         seconds=round(time.perf_counter() - started, 3),
     )
+
+
+def _all_rows(polars: Any, source: Source) -> Any:
+    """The rows of a source without grades and scores, as `read_pairs` returns them, but without ids and values."""
+    num_rows = sum(pq.read_metadata(file).num_rows for file in source.files)
+    return polars.select(row=polars.int_range(num_rows), value=polars.lit(None, polars.Int64))
+
+
+def _remarks(source: Source, kept: Any) -> Iterator[str]:
+    """What a target holds that its reader may not expect."""
+    if not source.value:
+        yield (
+            f"{source.path} has neither grades nor scores, so that all its rows are written as they are; --grade or "
+            "--score names a column of them"
+        )
+    elif source.kind == "grade":
+        num_negative = int((kept["value"] < 0).sum())
+        if num_negative:
+            yield (
+                f"{counted(num_negative, 'grade')} of {source.path} below 0, written as they are: in TREC's qrels they "
+                "mean not judged, or spam. `relabel evaluate --map` says what they count as"
+            )
 
 
 def card_of(target: str) -> str:

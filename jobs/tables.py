@@ -494,7 +494,10 @@ def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: boo
         UsageError: it is no Parquet name, or see `check_free`.
     """
     if not to.endswith(PARQUET_SUFFIXES):
-        raise UsageError(f"--to {to}: want a name that ends in .parquet, so that a job finds it.")
+        raise UsageError(
+            f"--to {to}: want a name that ends in .parquet, so that a job finds it. `relabel convert` "
+            "writes other forms of it."
+        )
     check_free(to, inputs, storage, force=force)
 
 

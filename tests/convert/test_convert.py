@@ -281,7 +281,6 @@ def test_text_with_carriage_returns_tabs_blank_lines_and_a_mark_is_read(
         ("x.run", "q Q0 d 1 high t\n", ["x.run: line 1", "'high'", "not a number"]),
         ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": 1}\nnope\n', ["x.jsonl: line 2 is not JSON"]),
         ("x.jsonl", '{"query_id": "q", "doc": "d", "grade": 1}\n', ["no column `doc_id`", "--doc"]),
-        ("x.jsonl", '{"query_id": "q", "doc_id": "d", "label": 1}\n', ["no column", "label"]),
         ("x.jsonl", '{"query_id": null, "doc_id": "d", "grade": 1}\n', ["x.jsonl: row 0 has no `query_id`"]),
         ("x.parquet", "no parquet", ["x.parquet"]),
     ],
@@ -307,6 +306,36 @@ def test_forms_are_recognized_by_suffix_and_asked_for_where_it_says_nothing(
     (folder / "empty").mkdir()
     relabel("convert", "empty", "z.jsonl").refused(3, "a folder without plan.json")
     relabel("convert", "qrels.txt", "z.run", "--from", "qrels").refused(3, "no column `score`", "--score")
+
+
+def test_a_grade_below_0_is_kept_and_counted_with_what_it_means(relabel: Callable[..., Any], folder: Path) -> None:
+    Path("x.qrels").write_text("q1 0 d1 2\nq1 0 d2 -2\nq2 0 d1 -1\nq2 0 d2 -1\n")
+    for target in ("y.parquet", "y.qrels"):
+        done = relabel("convert", "x.qrels", target)
+        assert done.code == 0
+        assert "3 grades of x.qrels below 0, written as they are" in done.err + done.out
+        assert "`relabel evaluate --map` says what they count as" in done.err + done.out
+    assert [row["grade"] for row in rows_of("y.parquet")] == [2, -2, -1, -1]
+    assert "below 0" not in str(relabel("convert", "x.qrels", "y.run", "--score", "grade"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_table_without_grades_and_scores_becomes_another_with_all_its_rows(
+    relabel: Callable[..., Any], folder: Path, suffix: str
+) -> None:
+    rows = [{"doc_id": "007", "title": "Wool, grey"}, {"doc_id": "08", "title": "=1"}, {"doc_id": "08", "title": "=1"}]
+    pq.write_table(pa.Table.from_pylist(rows), "docs.parquet")
+    there = relabel("convert", "docs.parquet", f"there.{suffix}")
+    assert "docs.parquet has neither grades nor scores" in there.err + there.out
+    assert relabel("convert", f"there.{suffix}", "back.parquet").code == 0
+    assert rows_of("back.parquet") == rows
+
+
+def test_rows_are_not_chosen_by_a_column_that_is_not_there(relabel: Callable[..., Any], folder: Path) -> None:
+    Path("x.jsonl").write_text('{"query_id": "q", "doc_id": "d", "label": 1}\n')
+    relabel("convert", "x.jsonl", "y.qrels").refused(3, "no column `grade`", "label", "--grade")
+    relabel("convert", "x.jsonl", "y.jsonl", "--grade", "grade").refused(3, "no column `grade`", "label")
+    relabel("convert", "x.jsonl", "y.jsonl", "--duplicates", "mean").refused(3, "no column `score`", "label")
 
 
 def test_a_target_that_is_there_is_left_alone_unless_forced(relabel: Callable[..., Any], folder: Path) -> None:
