@@ -227,7 +227,7 @@ def show_destination(folder: Path, output: str) -> int:
         "held": state.held,
         "exit_code": int(code),
     }
-    kept = [{"version": one.version, "left_by": state.leavers(one)} for one in state.served]
+    kept = ", ".join(map(state.describe, state.served))
     summary = Summary(f"{folder}: serves {state.describe(served)}", {**result, "kept": kept})
     return emit(TextResult("\n".join([*summary.lines(), *state.remarks()]), result), output, code)
 
