@@ -366,12 +366,6 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
     Args:
         who: begins the sentence, where there are several sets.
     """
-    kinds = {
-        "constant": f"the constant grade {found.baselines.grade}",
-        "random": "a random order",
-        "lexical": "BM25",
-        **{name: name for name in found.baselines.rankings or ()},
-    }
     parts = []
     for name in HEADLINES:
         figure = found.figures.get(name)
@@ -396,9 +390,9 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
             random = f"a random order has {bounds['random']:.3f}"
             parts.append(f"{value} shows nothing: so few documents of a query are judged that {random}")
         elif verdict:
-            parts.append(f"{value} is {verdict} {kinds[kind]} with {bound:.3f}")
+            parts.append(f"{value} is {verdict} {found.baselines.words(kind)} with {bound:.3f}")
         else:
-            parts.append(f"{value}; {kinds[kind]} has {bound:.3f}, and no verdict is given")
+            parts.append(f"{value}; {found.baselines.words(kind)} has {bound:.3f}, and no verdict is given")
     return f"{who}{'; '.join(parts)}" if parts else ""
 
 

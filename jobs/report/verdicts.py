@@ -60,9 +60,9 @@ def verdict_of(name: str, manifest: Mapping[str, Any]) -> Paragraph:
             "warn",
         )
     baselines = checked(Baselines, test["baselines"])
-    words = {"constant": f"grade {baselines.grade} for every row", "lexical": "BM25"}
     below = [
-        f"{words[unbeaten.kind]} ({title_of(unbeaten.figure)} {unbeaten.value:.3f} against {unbeaten.bound:.3f})"
+        f"{baselines.words(unbeaten.kind)} ({title_of(unbeaten.figure)} {unbeaten.value:.3f} against "
+        f"{unbeaten.bound:.3f})"
         for unbeaten in baselines_not_beaten(figures, baselines)
     ]
     over = f"On its test split, {figures.get('rows', 0):,} rows judged by {test.get('judged_by')}"

@@ -77,6 +77,11 @@ class Baselines:
                 values[kind] = value
         return values
 
+    def words(self, kind: str) -> str:
+        """A baseline in a sentence; another ranker's is called as the user calls it."""
+        known = {"constant": f"the constant grade {self.grade}", "random": "a random order", "lexical": "BM25"}
+        return known.get(kind, kind)
+
     def text(self, figure: str) -> str:
         """The baselines of a figure in words; empty where it has none."""
         return ", ".join(f"{value:.4f} {BASELINE_NAMES.get(kind, kind)}" for kind, value in self.of(figure).items())

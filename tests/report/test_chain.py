@@ -262,7 +262,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "below one grade": (
         {"baselines": bounds(0.8, 0.1)},
-        "is no better than grade 1 for every row (accuracy 0.700 against 0.800). On its test",
+        "is no better than the constant grade 1 (accuracy 0.700 against 0.800). On its test",
         "bad",
     ),
     "above": ({"baselines": bounds(0.3, 0.1)}, "is above the baselines. On its test split", "good"),
