@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from relabel.labelers.registry import engine_class, engine_schemas, labeler_schemas
 from relabel.manifests.errors import ConfigError, RelabelError, UsageError
-from relabel.manifests.files import Storage, is_url
+from relabel.manifests.files import Storage, is_url, path_hint
 from relabel.manifests.secrets import STORAGE_KEY, keep_secret, names_secret, secret_in, texts_in
 from relabel.manifests.specs import (
     DRAFT,
@@ -113,7 +113,7 @@ def read_spec_file(path: str, kind: str, keys: tuple[str, ...]) -> dict[str, Any
                 data = file.read(MAX_BYTES + 1)
         values = parse_yaml(data.decode()) if len(data) <= MAX_BYTES else None
     except FileNotFoundError as exc:
-        raise ConfigError(f"{path}: no such file. {beginning}.") from exc
+        raise ConfigError(f"{path}: no such file.{path_hint(path)} {beginning}.") from exc
     except IsADirectoryError as exc:
         raise ConfigError(f"{path}: a folder, and a file is wanted. For an output, give its job file.") from exc
     except RelabelError:

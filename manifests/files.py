@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import fcntl
 import hashlib
@@ -398,6 +399,29 @@ def place_of(path: str) -> str:
     if is_url(path) and scheme.lower() not in ("file", "local"):
         return f"{scheme_of(path)}://{rest.strip('/')}"
     return os.path.realpath(rest if is_url(path) else path)
+
+
+def path_hint(path: str) -> str:
+    """` Did you mean out/ecom?` for `out/ecmo`, which is not there; empty for a URL, or if no path is similar."""
+    if is_url(path):
+        return ""
+    with contextlib.suppress(OSError):
+        near = _similar_path(Path(path))
+        if near is not None and near != Path(path):
+            return f" Did you mean {near}?"
+    return ""
+
+
+def _similar_path(path: Path) -> Path | None:
+    """The path that is there and spelled most like this one, step by step from the last folder that is there."""
+    if path.exists():
+        return path
+    folder = _similar_path(path.parent)
+    if folder is None or not folder.is_dir():
+        return None
+    names = sorted(entry.name for entry in folder.iterdir())
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return folder / near[0] if near else None
 
 
 def absolute_path(path: str) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.manifests.errors import InputError, RelabelError
-from relabel.manifests.files import Storage, check_kind, is_url, out_of_files
+from relabel.manifests.files import Storage, check_kind, is_url, out_of_files, path_hint
 from relabel.manifests.labels import Reads
 from relabel.manifests.process import WhenUsed
 from relabel.manifests.secrets import counted, shortened
@@ -37,7 +37,7 @@ def reading(path: str) -> Iterator[None]:
     except (RelabelError, BlockingIOError):
         raise
     except FileNotFoundError as exc:
-        raise InputError(f"{path}: no such file.") from exc
+        raise InputError(f"{path}: no such file.{path_hint(path)}") from exc
     except PermissionError as exc:
         raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
     except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:

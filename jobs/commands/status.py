@@ -18,7 +18,7 @@ from relabel.jobs.run.progress import WorkerState, asked_for, left_s, left_text,
 from relabel.jobs.settings import output_of, priced_args
 from relabel.manifests.budgets import BudgetState, Range
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
-from relabel.manifests.files import Storage, is_url
+from relabel.manifests.files import Storage, is_url, path_hint
 from relabel.manifests.labels import ANSWERS
 from relabel.manifests.plan import PLAN_NAME, Fates, FileRef, template_name
 from relabel.manifests.records import LEFT_OUT, as_object, plain, sha256_bytes
@@ -567,5 +567,5 @@ def _opened(target: str, day: str | None) -> tuple[RunFolder, dict[str, Any] | N
     if spec is not None:
         what = f"nothing is planned there yet. Begin with `relabel run {target}`."
     elif not is_url(root) and not Path(root).exists():
-        what = f"no such folder in {Path.cwd()}."
+        what = f"no such folder in {Path.cwd()}.{path_hint(root)}"
     return open_planned(root, storage, ManifestError(f"{root}: {what}")), spec

@@ -117,7 +117,7 @@ def test_runs_that_can_not_be_compared_are_refused(
 ) -> None:
     two_runs()
     relabel("compare", "a", "./a/").refused(2, "a and ./a/ are one run")
-    relabel("compare", "a", "typo").refused(3, "typo: no such folder")
+    relabel("compare", "a", "typo").refused(3, "typo: no such folder.")
     relabel("compare", "a", "pairs.parquet").refused(3, "pairs.parquet: no run's output folder", "relabel evaluate")
     forge_run(folder / "half", folder / "pairs.parquet", lambda pair: Judgment(1), name="half", is_finished=False)
     relabel("compare", "a", "half").refused(3, "half: not finished", "--allow-partial")

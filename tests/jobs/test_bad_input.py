@@ -291,6 +291,29 @@ def test_a_job_whose_labels_could_be_taken_over_says_how(
     assert "reuse" not in other.err
 
 
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        ("compare out/a out/eccom", "out/ecom"),
+        ("evaluate out/eccom --qrels pairs.parquet", "out/ecom"),
+        ("evaluate out/ecom --qrels pair.parquet", "pairs.parquet"),
+        ("run jobb.yaml", "job.yaml"),
+        ("status ot/ecom", "out/ecom"),
+        ("verify out/eccom", "out/ecom"),
+    ],
+)
+def test_a_mistyped_path_is_reported_with_the_nearest(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, call: str, meant: str
+) -> None:
+    write_pairs()
+    for output in ("out/a", "out/ecom"):
+        assert relabel("run", write_job({"input": {"limit": 4}, "output": output})).code == 0
+    relabel(*call.split()).refused(3, "no such", f"Did you mean {meant}?")
+    unlike = relabel("compare", "out/ecom", "zzz/yyy")
+    unlike.refused(3, "zzz/yyy: no such folder.")
+    assert "Did you mean" not in unlike.err
+
+
 @pytest.mark.parametrize("command", ["verify", "status"])
 def test_an_output_that_is_not_there_is_called_so(
     relabel: Cli, write_job: WriteJob, folder: Path, command: str
