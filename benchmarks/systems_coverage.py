@@ -239,8 +239,8 @@ def print_coverage(collections: list[Collection], options: argparse.Namespace) -
     named = (
         ("difference in nDCG@10", "lexical", NDCG),
         ("nDCG@10", "level", NDCG),
-        ("difference in bad cases@10", "lexical", BAD),
-        ("bad cases@10", "level", BAD),
+        ("difference in bad documents@10", "lexical", BAD),
+        ("bad documents@10", "level", BAD),
     )
     for (title, kind, figure), gold in itertools.product(named, options.gold):
         found = list(outcomes(collections, kind, figure, gold, options))

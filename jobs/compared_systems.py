@@ -157,13 +157,13 @@ def pair_sentence(
     k: int,
     width: float,
     is_opinion: bool,
-    are_all_judged: bool,
+    unjudged: int,
 ) -> str:
     """Which of two systems is better, or that it is not decided and what would decide it.
 
     Args:
         more: queries that humans would have to judge, for a difference of `width` to show.
-        are_all_judged: humans judged all queries that there are.
+        unjudged: compared queries that humans did not judge.
     """
     first, second = names
     step = found.difference
@@ -185,8 +185,11 @@ def pair_sentence(
         return f"{head}; no number of judged queries would show a difference of {width:g}."
     if more == 0:
         return f"{head}; a difference of {width:g} would have been shown."
-    what = "new queries (all of these are judged)" if are_all_judged else "more judged queries"
-    return f"{head}; about {more:,} {what} would show a difference of {width:g}."
+    what = "more judged queries" if unjudged else "new queries (all of these are judged)"
+    needed = f"{head}; about {more:,} {what} would show a difference of {width:g}"
+    if not 0 < unjudged < more:
+        return f"{needed}."
+    return f"{needed}, and {unjudged:,} are not judged yet: about {more - unjudged:,} new queries have to be added."
 
 
 def systems_blocks(result: ComparedSystems) -> list[Block]:
@@ -269,7 +272,7 @@ def plan_blocks(plan: JudgingPlan | None) -> list[Block]:
 def figure_title(name: str) -> str:
     """`ndcg@10` as people write it."""
     figure, _, depth = name.partition("@")
-    titles = {"ndcg": "nDCG", "p": "P", "rr": "RR", "bad": "bad cases"}
+    titles = {"ndcg": "nDCG", "p": "P", "rr": "RR", "bad": "bad documents"}
     return f"{titles[figure]}@{depth}"
 
 

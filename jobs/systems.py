@@ -24,6 +24,7 @@ from relabel.jobs.compared_systems import (
     FigureDifference,
     JudgingPlan,
     SystemFigures,
+    figure_title,
     pair_sentence,
 )
 from relabel.jobs.evaluate import (
@@ -40,7 +41,7 @@ from relabel.manifests.files import Storage, place_of
 from relabel.manifests.forms import form_by_suffix
 from relabel.manifests.gold import FROM_GOLD, GOLD, Duplicates, GradeMap, PairGrades, check_scale, grades_by_pair, taken
 from relabel.manifests.label_sets import LabelSet, is_run, label_set, no_labels, put_together
-from relabel.manifests.labels import codes_of, texts_of
+from relabel.manifests.labels import codes_of, pair_codes, texts_of
 from relabel.manifests.metrics.metric import places_in_query
 from relabel.manifests.metrics.prediction_powered import (
     FEWEST_FOR_DIFFERENCES,
@@ -51,7 +52,7 @@ from relabel.manifests.metrics.prediction_powered import (
     plain_mean,
     powered_mean,
 )
-from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, Cut, ideal_gains, top_figures
+from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, PRECISION, Cut, ideal_gains, top_figures
 from relabel.manifests.rankings import TABLES, Ranking, RankingColumns, load_rankings, refuse_run_file
 from relabel.manifests.run_labels import open_run_labels
 
@@ -145,6 +146,16 @@ class RankedRows:
     place: np.ndarray
     query_ids: pa.LargeBinaryArray
     doc_ids: pa.LargeBinaryArray
+
+    def top(self, k: int) -> RankedRows:
+        """The first k of each query."""
+        rows = pa.array(np.flatnonzero(self.place < k))
+        return RankedRows(
+            query=self.query[rows],
+            place=self.place[rows],
+            query_ids=self.query_ids.take(rows),
+            doc_ids=self.doc_ids.take(rows),
+        )
 
 
 def ranked_rows(ranking: Ranking, queries: pa.LargeBinaryArray) -> RankedRows:
@@ -403,7 +414,7 @@ def compared_pair(
         k=options.k,
         width=options.width,
         is_opinion=not is_gold_G.any(),
-        are_all_judged=bool(is_gold_G.all()),
+        unjudged=int((~is_gold_G).sum()),
     )
     for name in names:
         if len(comparison.unanswered(name)) > MOST_UNANSWERED * len(comparison.queries):
@@ -415,6 +426,54 @@ def compared_pair(
         figures=differences,
         more_queries=more,
     )
+
+
+def equal_notes(figures: Mapping[str, SystemByQuery], comparison: Comparison) -> list[str]:
+    """Remarks on figures in which two systems are equal in every query, and why."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for first, second in itertools.combinations(figures, 2):
+        for reason, titles in _equal_figures((first, second), figures, comparison).items():
+            found.setdefault((" and ".join(titles), reason), []).append(f"{second} - {first}")
+    return [
+        f"{', '.join(pairs)}: the difference in {titles} is 0 in every query, since {reason}"
+        for (titles, reason), pairs in found.items()
+    ]
+
+
+def _equal_figures(
+    names: tuple[str, str], figures: Mapping[str, SystemByQuery], comparison: Comparison
+) -> dict[str, list[str]]:
+    """The titles of figures in which two systems are equal in every query, by the reason."""
+    found: dict[str, list[str]] = {}
+    k = comparison.cut.k
+    for figure in FIGURES:
+        first, second = (_values(figure, figures[name], comparison.is_gold) for name in names)
+        if not np.array_equal(first, second):
+            continue
+        reason = "both have the same value in each"
+        if figure in (PRECISION, BAD) and _have_same_top(names, comparison):
+            reason = (
+                f"both have the same documents in the top {k}, whose order does not count here; a smaller --k compares "
+                "fewer"
+            )
+        elif (first == first[0]).all():
+            reason = f"both have {first[0]:.4f} in each"
+        found.setdefault(reason, []).append(figure_title(f"{figure}@{k}"))
+    return found
+
+
+def _values(figure: str, system: SystemByQuery, is_gold_G: np.ndarray) -> np.ndarray:
+    """All values of a figure that its estimate is made of."""
+    return np.concatenate([system.judge.condensed[figure], system.humans.condensed[figure][is_gold_G]])
+
+
+def _have_same_top(names: tuple[str, str], comparison: Comparison) -> bool:
+    """Whether two systems have the same documents in the top k of each query, in any order."""
+    tops = [comparison.rows[name].top(comparison.cut.k) for name in names]
+    query_ids = pa.concat_arrays([top.query_ids for top in tops])
+    doc_ids = pa.concat_arrays([top.doc_ids for top in tops])
+    first, second = np.split(pair_codes(query_ids, doc_ids), [len(tops[0].query)])
+    return np.array_equal(np.sort(first), np.sort(second))
 
 
 def system_figures(
@@ -516,6 +575,7 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
     }
     figures = {name: figures_by_query(name, comparison) for name in rankings}
     pairs = [compared_pair(names, figures, comparison, options) for names in itertools.combinations(rankings, 2)]
+    notes += equal_notes(figures, comparison)
     return ComparedSystems(
         labels=options.labels,
         gold=options.gold,

@@ -89,9 +89,9 @@ def systems(
     """Say which of several searches is better, by an LLM's labels and the grades of a few humans.
 
     SYSTEM is a ranking: a TREC run file, answers of OpenSearch or Elasticsearch as JSON by query id, a table of query,
-    document and score or rank, or an output of `relabel score`. Each pair is compared by nDCG, P, RR and bad cases of
-    the top k, with 95 % intervals over queries: the judge's difference over all queries, corrected by what humans say
-    of some. Five gold queries are the least, ten for a system's own figures. Without gold, the judge's opinion is
+    document and score or rank, or an output of `relabel score`. Each pair is compared by nDCG, P, RR and bad documents
+    of the top k, with 95 % intervals over queries: the judge's difference over all queries, corrected by what humans
+    say of some. Five gold queries are the least, ten for a system's own figures. Without gold, the judge's opinion is
     shown. docs/which-search-is-better.md says what that is worth.
     """
     from relabel.jobs.systems import SystemsOptions, compare_systems

@@ -1,4 +1,4 @@
-"""Figures of the top k of a system's ranking, query by query: nDCG, precision, reciprocal rank and bad cases.
+"""Figures of the top k of a system's ranking, query by query: nDCG, precision, reciprocal rank and bad documents.
 
 Only judged documents count: a document without a grade is passed over, and the next takes its place (the condensed list
 of Sakai 2007, `trec_eval -J`).
@@ -17,7 +17,7 @@ PRECISION = "p"
 RECIPROCAL_RANK = "rr"
 BAD = "bad"
 FIGURES = (NDCG, PRECISION, RECIPROCAL_RANK, BAD)
-"""In the order in which they are shown; of bad cases fewer are better."""
+"""In the order in which they are shown; of bad documents fewer are better."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def ideal_gains(query_P: np.ndarray, grade_P: np.ndarray, *, num_queries: int, c
 def top_figures(query_N: np.ndarray, grade_N: np.ndarray, ideal_G: np.ndarray, *, cut: Cut) -> dict[str, np.ndarray]:
     """Each of `FIGURES` by query, float64 [G]; 0 where the system returns nothing, or nothing is relevant.
 
-    nDCG has linear gains and discounts by log2(place + 1), as trec_eval's; precision and bad cases (grade 0) are shares
-    of k places.
+    nDCG has linear gains and discounts by log2(place + 1), as trec_eval's; precision and bad documents (grade 0) are
+    shares of k places.
 
     Args:
         query_N: of each ranked row, 0..G-1, ascending; the rows of a query with the best document first.

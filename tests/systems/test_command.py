@@ -4,6 +4,7 @@ written by hand; what it says first; what it refuses, and how.
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,38 @@ def test_the_first_line_says_which_is_better(collection: Collection, compare: Co
 
 def test_what_is_not_decided_names_how_many_queries_would(relabel: Relabel, folder: object) -> None:
     alike = make_collection(gap=0.02)
-    first = relabel("systems", *alike.write_all(gold=12)).out.splitlines()[0]
+    first = relabel("systems", *alike.write_all(gold=12), "--width", "0.05").out.splitlines()[0]
     assert first.startswith("bad against good: not decided (")
-    assert "more judged queries would show a difference of 0.02." in first
+    assert "more judged queries would show a difference of 0.05." in first
     whole = relabel("systems", *alike.write_all(gold=40)).out.splitlines()[0]
     assert "new queries (all of these are judged) would show a difference of 0.02." in whole
+    few = relabel("systems", *alike.write_all(gold=12)).out.splitlines()[0]
+    counts = re.search(
+        r"about (\d+) more judged queries would show a difference of 0\.02, and 28 are not judged yet: "
+        r"about (\d+) new queries have to be added\.$",
+        few,
+    )
+    assert counts, few
+    assert int(counts[1]) == 28 + int(counts[2])
     wider = relabel("systems", *alike.write_all(gold=12), "--width", "0.2").out.splitlines()[0]
     assert wider.endswith("a difference of 0.2 would have been shown.")
+
+
+def test_figures_that_are_equal_in_every_query_say_why(collection: Collection, compare: Compare) -> None:
+    """Ten places hold all of eight documents; where every document is relevant, no order is better."""
+    few = make_collection(documents=8)
+    for gold in (0, 12):
+        (note,) = (note for note in compare(*few.write_all(gold=gold))["notes"] if "is 0 in every query" in note)
+        assert note.startswith("bad - good: the difference in P@10 and bad documents@10 is 0 in every query, since")
+        assert "the same documents in the top 10" in note
+    assert not [note for note in compare(*few.write_all(gold=12), "--k", "3")["notes"] if "in every query" in note]
+    for grades in (*collection.humans.values(), *collection.judge.values()):
+        grades.update({doc: max(grade, 1) for doc, grade in grades.items()})
+    notes = compare(*collection.write_all(gold=12), "--relevant", "1")["notes"]
+    assert [note for note in notes if "is 0 in every query" in note] == [
+        "bad - good: the difference in P@10 and RR@10 is 0 in every query, since both have 1.0000 in each",
+        "bad - good: the difference in bad documents@10 is 0 in every query, since both have 0.0000 in each",
+    ]
 
 
 def test_without_gold_it_is_the_judges_opinion_without_levels(
