@@ -621,6 +621,10 @@ def require_columns(needed: Sequence[NeededColumn], names: Sequence[str], *, pat
     hints = {
         column.name: nearest(column.name, free_of_usual if column.name in USUAL_NAMES else free) for column in missing
     }
+    for name, near in hints.items():
+        rivals = [other for other, theirs in hints.items() if theirs == near]
+        if near is not None and nearest(near, rivals) != name:
+            hints[name] = None  # one column is meant once
     is_one = len(missing) == 1
     hint = ", ".join(f"`{near}`" if is_one else f"`{near}` for `{name}`" for name, near in hints.items() if near)
     options = " and ".join(column.option for column in missing if column.option)

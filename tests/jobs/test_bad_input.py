@@ -69,6 +69,14 @@ def test_all_columns_that_are_missing_are_named_at_once(
     )
 
 
+def test_a_column_is_meant_for_one_missing_column_alone(relabel: Cli, folder: Path, write_job: WriteJob) -> None:
+    table = pa.table({"id": ["1"], "query": ["wool socks"], "doc_id": ["a"], "text": ["Grey socks"]})
+    pq.write_table(table, folder / "pairs.parquet")
+    columns = {"query_id": "idd", "document": ["iddd"]}
+    refused = relabel("plan", write_job({"input": {"columns": columns}}))
+    refused.refused(3, "no column `idd`", "no column `iddd`", "Did you mean `id` for `idd`?")
+
+
 def test_a_column_of_another_role_is_not_what_is_meant(relabel: Cli, folder: Path, write_job: WriteJob) -> None:
     table = pa.table({"qid": ["1"], "query": ["wool socks"], "doc_id": ["a"], "document": ["Grey socks"]})
     pq.write_table(table, folder / "pairs.parquet")
