@@ -156,7 +156,12 @@ class CascadeAudit:
         if self.loss is None:
             return f"{saved}; too few pairs audited to say what that costs (alpha {self.alpha:g})"
         lost = f"loss {self.loss:.4f} ({self.low:.4f} to {self.high:.4f}) by {self.audited:,} audited pairs"
-        return f"{saved}; {lost}, alpha {self.alpha:g}" + (": ABOVE THE BOUND" if self.is_alarm else "")
+        verdict = "within it"
+        if self.is_alarm:
+            verdict = "ABOVE THE BOUND"
+        elif self.loss > self.alpha:
+            verdict = "above it by no more than the draw of these pairs explains; it bounds the mean of new queries"
+        return f"{saved}; {lost}, alpha {self.alpha:g}: {verdict}"
 
 
 def saved_text(cheap: int, rows: int) -> str:

@@ -1,6 +1,7 @@
 """Merging: what comes out is what went in, under one name only where it was made in one way."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -333,6 +334,10 @@ def test_the_audit_sees_a_judge_that_went_wrong_and_weighs_queries_alike() -> No
     assert "too few pairs" in one.text
     assert bad.loss == pytest.approx(0.3)
     assert bad.is_alarm
+    assert good.text.endswith("audited pairs, alpha 0.05: within it")
+    assert bad.text.endswith("audited pairs, alpha 0.05: ABOVE THE BOUND")
+    chance = replace(good, loss=0.0667, low=0.01, high=0.12)
+    assert (chance.is_alarm, "alpha 0.05: above it by no more than the draw" in chance.text) == (False, True)
 
 
 # ------------------------------------------------------------------------------
