@@ -230,6 +230,8 @@ def last_line(log: Path) -> str:
 
 COUNTED = re.compile(r"(\d[\d,]*) of (\d[\d,]*)")
 """How far a step says that it is: `step 19 of 145`."""
+PROGRESS = re.compile(r"\s*(step )?\d[\d,]* of \d[\d,]*( pairs ·|,|$)")
+"""A line that says how far a step is."""
 TAIL_BYTES = 4096
 FIRST_LINE_S = 10
 NEXT_LINE_S = 60
@@ -249,9 +251,9 @@ def object_of(text: str) -> Row | None:
 
 
 def last_words(log: Path) -> list[str]:
-    """The end of what a step said, for people."""
+    """The end of what a step said, for people: without lines of progress, which were shown while it ran."""
     said = log.read_text(encoding="utf-8").partition(f"{RESULT_MARK}\n")[0]
-    lines = [line for line in said.splitlines() if line]
+    lines = [line for line in said.splitlines() if line and not PROGRESS.match(line)]
     return lines[-12:]
 
 

@@ -212,6 +212,13 @@ def test_ctrl_c_is_reported_once(
     assert last_words(log) == ["No checkpoint was written yet.", "Stopped by hand."]
 
 
+def test_lines_of_progress_are_not_repeated_when_a_step_is_stopped(folder: Path) -> None:
+    log = folder / "log"
+    counted = "".join(f"{pairs} of 1,280 pairs · 0.2 pairs/s · ETA 1:20:02\n" for pairs in range(16, 96, 16))
+    log.write_text(f"{counted}step 3 of 145, loss 0.2\nopen chunks have 20 s to commit.\n{counted}Stopped by hand.\n")
+    assert last_words(log) == ["open chunks have 20 s to commit.", "Stopped by hand."]
+
+
 def test_a_demo_that_is_stopped_says_how_many_pairs_are_labelled_and_continues_from_them(
     relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
