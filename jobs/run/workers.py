@@ -588,7 +588,6 @@ class Supervisor:
         last = f": {slot.last_line}" if slot.last_line else ""
         how = f"was killed by signal {-ended.code}" if ended.code < 0 else f"ended with code {ended.code}{last}"
         words = message.rstrip(".") or f"its process {how}"
-        self._log(slot, f"the engine crashed ({words}).")
         slot.starts_s = time.perf_counter()
         store = self.session.opened.store
         listed = set(self.session.opened.folder.listing())
@@ -597,10 +596,13 @@ class Supervisor:
         has_committed = any(load_receipt(store, name).worker == ended.worker for name in new)
         if has_committed or narrows_down(store, ended.worker):
             slot.crashes = 0
-            return
-        slot.crashes += 1
-        slot.starts_s += BACKOFF_S * 2 ** (slot.crashes - 1)
-        if slot.crashes >= MOST_CRASHES:
+        else:
+            slot.crashes += 1
+            slot.starts_s += BACKOFF_S * 2 ** (slot.crashes - 1)
+        is_given_up = slot.crashes >= MOST_CRASHES
+        follows = "" if is_given_up else "; it is started again"
+        self._log(slot, f"the engine crashed ({words}){follows}.")
+        if is_given_up:
             text = (
                 f"worker {slot.name}: its engine crashed {slot.crashes} times without a commit in between. Last: "
                 f"{words}. What was committed is safe."

@@ -116,6 +116,7 @@ def test_three_crashes_at_the_start_fail_the_run_with_the_last_words(tmp_path: P
     code, report, said = relabel(job, "--workers", "1")
     assert (code, report["error"]) == (4, "EngineLostError")
     assert "crashed 3 times without a commit" in report["message"]
+    assert said.count("it is started again") == 2
     assert "killed by signal 9" in report["message"]
     assert said.count("the engine crashed") == 3
 
@@ -191,6 +192,21 @@ def test_a_worker_that_is_stopped_alone_is_started_again_and_the_others_go_on(
     report = json.loads(out)
     assert (process.returncode, report["stopped"], report["engine_restarts"]) == (0, None, 1), said
     assert "was stopped by SIGTERM; it is started again." in said
+    assert files(job) == undisturbed
+
+
+def test_a_worker_that_is_killed_by_kill_9_is_said_to_be_started_again(
+    tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    job = write_job(tmp_path, p_slow=1.0, slow_s=0.2, capacity=1)
+    process = subprocess.Popen(
+        command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
+    wait_for(lambda: workers_of(job))[0].kill()
+    out, said = process.communicate(timeout=60)
+    assert (process.returncode, json.loads(out)["engine_restarts"]) == (0, 1), said
+    assert "the engine crashed (its process was killed by signal 9); it is started again." in said
     assert files(job) == undisturbed
 
 
