@@ -407,6 +407,37 @@ def test_a_family_that_can_not_be_run_by_rows_is_refused(kind, extra):
         Forward(tiny(kind, **extra), torch.device("cpu")).check()
 
 
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model whose rounding alone is beyond the limit of a first look."""
+    import torch
+
+    from relabel.labelers.engines import batching
+
+    monkeypatch.setattr(batching, "ROUNDED_LIMIT", 0.001)
+    model = tiny("qwen2").to(torch.bfloat16)
+    model.set_attn_implementation(batching.GROUPED)
+    return batching.Forward(model, torch.device("cpu"))
+
+
+def test_a_model_that_rounds_much_is_looked_at_in_float32(rounded: Any):
+    import torch
+
+    assert rounded.check()
+    assert rounded.model.dtype == torch.bfloat16
+
+
+def test_rounding_hides_no_wrong_mask(rounded: Any, monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    from relabel.labelers.engines import batching
+
+    monkeypatch.setattr(batching, "MOST_ROUNDING", 10.0)
+    rounded._masks = lambda columns, positions: {"full_attention": torch.ones_like(columns - positions).bool()}
+    with pytest.raises(ModelError, match=r"logits are off by .* \(limit 0.01\) against the model's own; try vllm"):
+        rounded.check()
+
+
 def test_a_model_that_ignores_its_masks_is_found_out():
     import torch
 
