@@ -489,6 +489,7 @@ class RoundsReport:
         for number, run in enumerate(self.runs, start=1):
             text = f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}"
             rows.append((f"round {number}", text))
+        rows += [("stopped", run.too_near) for run in self.runs if run.too_near is not None]
         if self.budget is not None and self.budget.text:
             rows.append(("budget", self.budget.text))
         if self.trajectories is not None:

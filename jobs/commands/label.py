@@ -36,7 +36,10 @@ UNTIL_HELP = (
     "Europe/Berlin', 06:00Z, or a "
     "timestamp. Exits 20 if work is left."
 )
-FOR_HELP = "End within this length, likewise: 45s, 90m, 1h30m. With --until, the earlier counts."
+FOR_HELP = (
+    "End within this length, likewise: 45s, 90m, 1h30m. Its last 22 s are kept for begun chunks to finish. With "
+    "--until, the earlier counts."
+)
 GPUS_HELP = (
     "One engine process for each of these GPUs (all, or numbers such as 0,1), watched over and started again when it "
     "goes down."

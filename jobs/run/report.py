@@ -98,6 +98,7 @@ class RunReport:
             where a run had nothing to do.
         over_limit, failed_fraction: None until every chunk is in.
         stopped: why the run was cut short, if it was.
+        too_near: of a deadline that left no time to ask anything, what would.
         seconds, engine_start_s: wall time of all, and of starting the engine.
         remarks: what the engine said when it started.
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
@@ -124,6 +125,7 @@ class RunReport:
     live: Live
     settled: int = 0
     stopped: str | None = None
+    too_near: str | None = None
     seconds: float = 0.0
     engine_start_s: float = 0.0
     remarks: list[str] = field(default_factory=list)
@@ -147,6 +149,13 @@ class RunReport:
         return self.rows - self.tally.rows
 
     @property
+    def has_done_nothing(self) -> bool:
+        """Nothing was asked, and no chunk begun or committed."""
+        did = self.this_run
+        asked = did.requests + did.in_vain.requests
+        return not asked and not did.chunks_committed and not self.live.begun_chunks
+
+    @property
     def verdict(self) -> str:
         """How it ended, in a phrase."""
         if self.exit is Exit.DONE and self.rows_open > 0:
@@ -155,6 +164,8 @@ class RunReport:
             return ENDED_AT_BUDGET
         if self.exit is Exit.PARTIAL and self.is_for_run:
             return "partial; a retry leaves chunks alone that were never labelled"
+        if self.too_near is not None:
+            return "partial; its deadline was too near to ask anything"
         failed = self.failed_fraction or 0.0
         verdicts = {
             Exit.DONE: "done, every row accounted for",
@@ -195,6 +206,8 @@ class RunReport:
             "engine_start_s": round(self.engine_start_s, 3),
             "seconds": round(self.seconds, 3),
         }
+        if self.too_near is not None:
+            result["too_near"] = self.too_near
         if self.engine_restarts is not None:
             result["engine_restarts"] = self.engine_restarts
         if self.budget is not None:
@@ -210,8 +223,10 @@ class RunReport:
             share = "all" if self.rows == tally.rows else "these"
             counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
             return [f"{self.name}: nothing to do, {share} shards are done ({counts}).", *self.settled_lines()]
-        rows = [
-            *self._state_rows(),
+        rows = self._state_rows()
+        if self.too_near is not None:
+            rows.append(("stopped", self.too_near))
+        rows += [
             *self.this_run.rows(),
             *self._open_rows(),
             *self._stage_rows(),

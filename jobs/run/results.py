@@ -117,6 +117,8 @@ def conclude(session: Session) -> RunReport:
         manifest = load_manifest(opened.store)
         report.cascade = None if manifest is None else manifest.cascade
     report.exit = _exit(report, session, attempts, was_finished_now=was_finished_now)
+    if report.exit is Exit.PARTIAL and report.has_done_nothing:
+        report.too_near = session.stop.too_near_text(has_engine=session.progress.engine_starts > 0)
     return report
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import TypeVar
@@ -29,11 +29,13 @@ class Deadline:
         text: what was asked for, in words: `--until 06:00`.
         at_s: in seconds since the epoch if it is a time of day, so that a clock that is set moves it along; else on
             `time.perf_counter`, so that it does not.
+        set_s: when it was read, on `time.perf_counter`.
     """
 
     text: str
     at_s: float
     is_time_of_day: bool = False
+    set_s: float = field(default_factory=time.perf_counter)
 
     def left_s(self) -> float:
         """Seconds until then; below zero once it has passed."""
@@ -125,6 +127,8 @@ DRAIN_S = 20.0
 """How long begun chunks may take to finish once a stop was asked for."""
 END_S = 2.0
 """Left before a deadline for what comes after the last answer: commits under way, the manifest, the engine's end."""
+LENGTH_STEP_S = 5
+"""To a multiple of so much a length that is proposed is rounded up."""
 
 
 class StartStopped(BaseException):
@@ -176,6 +180,23 @@ class Stop:
         """Seconds until chunks that need so long must begin to drain; infinite without a deadline."""
         return math.inf if self.deadline is None else self.deadline.left_s() - END_S - drain_s
 
+    def too_near_text(self, *, has_engine: bool) -> str | None:
+        """Why a run that ends here has asked nothing, and the least that works; None where no deadline ended it.
+
+        Args:
+            has_engine: an engine was started, so that what it takes is known.
+        """
+        if self.deadline is None or self.reason != self.deadline.text:
+            return None
+        gone_s = time.perf_counter() - self.deadline.set_s
+        least_s = gone_s + DRAIN_S + END_S + 1.0  # to ask in
+        length_s = math.ceil(least_s / LENGTH_STEP_S) * LENGTH_STEP_S
+        start = "" if has_engine else ", and what the engine takes to start"
+        return (
+            f"{self.deadline.text} is too near, nothing was asked: its last {DRAIN_S + END_S:.0f} s are kept for begun "
+            f"chunks to finish. The least that works is {length_s}s from the start of the command{start}"
+        )
+
 
 def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT | None:
     """What `start` gives, or None if a stop came before or during it, or a deadline is so near that nothing could be
@@ -220,9 +241,7 @@ def stopping(stop: Stop, write: Callable[[str], None]) -> Iterator[None]:
 
     def on_term(_number: int, _frame: FrameType | None) -> None:
         stop.drain("SIGTERM")
-        if stop.is_starting and stop.reason != "SIGTERM":
-            write(f"{stop.reason} is too near for the engine to answer anything: it is not started.")
-        else:
+        if not stop.is_starting or stop.reason == "SIGTERM":  # else the deadline, of which the report says so
             write(f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then exit 20.")
         _end_start(stop)
 

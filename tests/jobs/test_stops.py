@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from relabel.distill.training.checkpoints import commit
 from relabel.export.bundles import switch
 from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.commands.train import says_how_to_continue
+from relabel.jobs.run import label
 from relabel.jobs.run.report import locked_text
 from relabel.jobs.run.stop import (
     DRAIN_S,
@@ -178,8 +180,44 @@ def test_a_deadline_too_near_to_drain_starts_no_engine_and_leaves_no_lock(
         for option in (("--for", "10s"), ("--until", near)):
             done = relabel("run", path, *option, "--output", "json")
             assert (done.code, done.json["rows_open"], done.json["busy_shards"]) == (20, 24, [])
+            assert done.json["too_near"].startswith(f"{' '.join(option)} is too near, nothing was asked: its last 22 s")
+            shown = relabel("run", path, *option).out
+            assert "partial; its deadline was too near to ask anything\n" in shown
+            assert re.search(r"stopped .* The least that works is \d+s from the start of the command, and what", shown)
     assert relabel("run", path).code == 0
     assert relabel("run", path, "--for", "1s").code == 10, "nothing is left to do"
+
+
+def test_a_length_that_is_proposed_for_one_that_was_too_short_works(
+    relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
+) -> None:
+    write_pairs()
+    path = write_job()
+    refused = relabel("run", path, "--for", "2s", "--output", "json").json["too_near"]
+    length = refused.partition("The least that works is ")[2].partition(" ")[0]
+    assert relabel("run", path, "--for", length).code == 0
+
+
+def test_an_engine_whose_start_leaves_no_time_to_ask_is_said(
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    write_pairs: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start_runner = label.start_runner
+
+    def start_late(job: Any) -> Any:
+        runner = start_runner(job)
+        monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 1e6)
+        monkeypatch.setattr("relabel.jobs.run.loop.DRAIN_S", 1e6)
+        return runner
+
+    write_pairs()
+    monkeypatch.setattr("relabel.jobs.run.label.start_runner", start_late)
+    done = relabel("run", write_job(), "--for", "1h", "--output", "json")
+    assert (done.code, done.json["this_run"]["requests"]) == (20, 0)
+    assert "from the start of the command" in done.json["too_near"]
+    assert "engine" not in done.json["too_near"]
 
 
 def test_a_retry_that_was_cut_short_says_partial_and_one_that_ended_does_not(
