@@ -265,6 +265,7 @@ class BatchRecord:
         reply: the beginning of what the provider answered, of a batch that it took and did not name.
         unread: what names those of its requests, whatever their seed, of which an earlier batch gave nothing that could
             be read, though it did of others.
+        is_read: what came of it was read once, for whoever asks what the provider still has.
     """
 
     name: str
@@ -274,7 +275,13 @@ class BatchRecord:
     file: str = ""
     reply: str = ""
     unread: list[str] = field(default_factory=list)
+    is_read: bool = False
     version: int = field(default=1)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it may have been handed over, and nothing of it was read."""
+        return bool(self.file or self.batch) and not self.is_read
 
 
 class BatchRecords(Protocol):

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.output import Exit, emit, grid
+from relabel.jobs.run.batches import BatchesOut, batches_out
 from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
 from relabel.jobs.run.progress import WorkerState, asked_for, left_s, left_text, live_states
 from relabel.jobs.settings import output_of, priced_args
@@ -52,6 +53,7 @@ class StatusResult:
 
     Args:
         over_limit: of quarantined rows; None before there is a manifest.
+        batches: with the provider; the next run looks for them.
         stages: of asks, with their tokens.
         cost: in money, of the tokens of what is committed and of `lost/`; None where no price is known.
         cost_in_vain: the part of it that is for `lost/`: answers that no label came of.
@@ -73,6 +75,7 @@ class StatusResult:
     is_finished: bool
     over_limit: bool | None
     kept: int
+    batches: BatchesOut | None
     stages: dict[str, dict[str, int]]
     budget: BudgetState | None
     cost: float | None
@@ -99,6 +102,7 @@ class StatusResult:
             ("rows", f"{self.rows_done:,} of {self.rows:,} done"),
             ("labelled", f"{self.labelled:,}"),
             ("kept", f"{counted(self.kept, 'answer')} more, not asked again by the same engine" * bool(self.kept)),
+            ("batches", "" if self.batches is None else self.batches.text),
             ("reused", f"{self.reused:,}"),
             ("quarantined", quarantined),
             ("chunks", f"{self.chunks_done:,} of {self.chunks:,}"),
@@ -164,6 +168,7 @@ def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResu
         is_finished=is_finished,
         over_limit=manifest.over_limit if manifest else None,
         kept=0 if is_finished else _num_kept(folder, snapshot.etags),
+        batches=None if is_finished else batches_out(folder.store),
         stages=tally.stages,
         budget=None if limits is None else _budget_of(limits, args, spent),
         cost=None if args is None else price_of(args, *spent),

@@ -11,6 +11,7 @@ from typing import Any
 
 from relabel.jobs.job import ModelRunner, start_runner, with_auto_resolved
 from relabel.jobs.run.answer_journal import AnswerJournal
+from relabel.jobs.run.batches import StoredBatches
 from relabel.jobs.run.canary import CanaryResult, CanarySample, draw_canary, has_passed, pass_canary
 from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, list_refused
 from relabel.jobs.run.health import Health
@@ -19,7 +20,7 @@ from relabel.jobs.run.notices import Graded, GradeWatch, forget_stop, keep_notic
 from relabel.jobs.run.progress import LiveFile
 from relabel.jobs.run.rates import keep_rates
 from relabel.jobs.run.report import RunReport
-from relabel.jobs.run.results import StoredBatches, conclude, refuse_mixing
+from relabel.jobs.run.results import conclude, refuse_mixing
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import start_unless_stopped
 from relabel.jobs.run.watchdog import ends_hanging

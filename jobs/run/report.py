@@ -17,6 +17,7 @@ from relabel.manifests.run_manifest import CascadeAudit
 from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
+    from relabel.jobs.run.batches import BatchesOut
     from relabel.jobs.run.canary import CanaryResult
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
@@ -102,6 +103,7 @@ class RunReport:
         seconds, engine_start_s: wall time of all, and of starting the engine.
         remarks: what the engine said when it started.
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
+        batches: with the provider, of an engine that hands asks over as batches.
         budget: of the output, where the job has one.
         cascade: who labelled the rows of a finished cascade.
         warnings: what a reader of this execution's labels should know, a sentence each.
@@ -130,6 +132,7 @@ class RunReport:
     engine_start_s: float = 0.0
     remarks: list[str] = field(default_factory=list)
     engine_restarts: int | None = None
+    batches: BatchesOut | None = None
     budget: BudgetState | None = None
     is_for_run: bool = False
     cascade: CascadeAudit | None = None
@@ -206,6 +209,8 @@ class RunReport:
             "engine_start_s": round(self.engine_start_s, 3),
             "seconds": round(self.seconds, 3),
         }
+        if self.batches is not None:
+            result["batches"] = plain(self.batches)
         if self.too_near is not None:
             result["too_near"] = self.too_near
         if self.engine_restarts is not None:
@@ -231,6 +236,8 @@ class RunReport:
             *self._open_rows(),
             *self._stage_rows(),
         ]
+        if self.batches is not None:
+            rows.append(("batches", self.batches.text))
         if self.this_run.canary is not None:
             rows.append(("canary", self.this_run.canary.text))
         if self.budget is not None:

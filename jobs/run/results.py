@@ -10,6 +10,8 @@ from relabel.jobs.job import OpenRun
 from relabel.jobs.output import Exit
 from relabel.jobs.run.allowance import AT_BUDGET, budget_so_far
 from relabel.jobs.run.answer_journal import journal_files
+from relabel.jobs.run.batches import FOLDER as BATCHES
+from relabel.jobs.run.batches import batches_out
 from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.chunks import refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
@@ -20,7 +22,6 @@ from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import GateError, RelabelError
-from relabel.manifests.records import BatchRecord, plain, read_record, readable_json
 from relabel.manifests.run_folder import Attempts, Snapshot, build_manifest
 from relabel.manifests.run_manifest import (
     RunManifest,
@@ -29,53 +30,7 @@ from relabel.manifests.run_manifest import (
     write_manifest,
 )
 from relabel.manifests.specs import price_of
-from relabel.manifests.store import Store, map_concurrent, shard_lock_name
-
-# ------------------------------------------------------------------------------
-# Records of the batches that an engine handed over, in the output's `batches/`, for the run that goes on after a kill
-# or a stop. They go when the run is finished.
-
-
-FOLDER = "batches"
-
-
-class StoredBatches:
-    """The records of one output. Those whose provider's name is known never change, and are read once."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known = dict[str, BatchRecord]()
-        store.sweep(FOLDER)
-
-    def load(self) -> list[BatchRecord]:
-        """All that are there.
-
-        Raises:
-            ManifestError: one is damaged.
-        """
-        names = self._store.names(FOLDER)
-        new = [name for name in names if name not in self._known]
-        records = dict(zip(new, map_concurrent(self._store, self._read, new), strict=True))
-        records |= self._known
-        self._known |= {name: record for name, record in records.items() if record.batch}
-        return [records[name] for name in names]
-
-    def keep(self, record: BatchRecord) -> None:
-        """Write one."""
-        self._store.put(f"{FOLDER}/{record.name}.json", readable_json(plain(record)))
-
-    def _read(self, name: str) -> BatchRecord:
-        return read_record(
-            BatchRecord,
-            self._store.read(name),
-            f"{self._store.root}/{name}",
-            "not a batch's record",
-            "Move it away; what it holds is asked and paid for again then.",
-        )
-
-
-# ------------------------------------------------------------------------------
-# The end: the manifest brought up to date, and the exit code.
+from relabel.manifests.store import Store, shard_lock_name
 
 
 def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
@@ -117,6 +72,8 @@ def conclude(session: Session) -> RunReport:
         manifest = load_manifest(opened.store)
         report.cascade = None if manifest is None else manifest.cascade
     report.exit = _exit(report, session, attempts, was_finished_now=was_finished_now)
+    if report.exit is not Exit.DONE and opened.job.spec.engine.args.sends_batches:
+        report.batches = batches_out(opened.store)
     if report.exit is Exit.PARTIAL and report.has_done_nothing:
         report.too_near = session.stop.too_near_text(has_engine=session.progress.engine_starts > 0)
     return report
@@ -254,7 +211,7 @@ def _sweep(store: Store, *, is_retry: bool) -> None:
     with contextlib.suppress(OSError, RelabelError):
         names = [STOPPED, *refused_files(store), *store.names(LIVE), *store.names(CRASHES)]
         if not is_retry:
-            names += [*journal_files(store), *store.names(FOLDER)]
+            names += [*journal_files(store), *store.names(BATCHES)]
         for name in names:
             with contextlib.suppress(OSError, RelabelError):
                 store.remove(name)

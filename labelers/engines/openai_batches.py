@@ -413,6 +413,9 @@ class Batches:
         if foreign and not answers:
             self._refuse_foreign(record, foreign[0].detail)
         self._deliver(answers + given_up + foreign)
+        if not record.is_read:
+            name = record.batch if results.batch is None else results.batch.name
+            await self._keep(replace(record, batch=name or record.batch, is_read=True))
         if is_own:
             del self._fetched[record.name]
             if fault is not None:  # an earlier execution's is no news: its asks are asked again

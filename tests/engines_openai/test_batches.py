@@ -86,7 +86,16 @@ def test_a_stop_while_a_batch_is_out_waits_for_none_and_the_next_run_takes_it_up
     provider = BatchServer(r3a, lambda nth: "held")
     provider.on_look = lambda: os.kill(os.getpid(), signal.SIGTERM) if provider.looks == 3 else None
     job = job_of(write_job, start(serve, provider))
-    assert run(job, capsys=capsys)[0] == 20
+    code, ended = run(job, capsys=capsys)
+    assert code == 20
+    assert ended["batches"] == {"batches": 1, "asks": 4}
+    said = "1 batch of 4 asks is with the provider; the next run looks for it"
+    assert relabel("status", job, "--output", "json") == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == ended["batches"]
+    assert relabel("status", job) == 0
+    assert said in capsys.readouterr().out
+    assert relabel("run", job, "--for", "2s") == 20
+    assert said in capsys.readouterr().out
     provider.is_held = False
     assert run(job, capsys=capsys)[0] == 0
     assert grades() == WANTED
@@ -105,6 +114,18 @@ def test_a_run_killed_around_the_handing_over_pays_for_no_ask_twice(
     assert run(job, capsys=capsys)[0] == 0
     assert grades() == WANTED
     assert set(provider.paid.values()) == {1}
+
+
+def test_a_batch_whose_results_were_read_is_not_with_the_provider_any_more(
+    serve: Any, write_job: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 1e6)
+    provider = BatchServer(r3a, lambda nth: "held" if nth else "completed")
+    provider.on_look = lambda: os.kill(os.getpid(), signal.SIGTERM) if provider.num_seen["batch-1"] == 3 else None
+    job = job_of(write_job, start(serve, provider))
+    code, ended = run(job, capsys=capsys)
+    assert (code, len(provider.batches)) == (20, 2)
+    assert ended["batches"] == {"batches": 1, "asks": 19}
 
 
 def test_a_reply_that_is_lost_hands_nothing_over_twice(serve: Any, write_job: Any, capsys: Any) -> None:
