@@ -549,7 +549,8 @@ def _refuse_without_effect(rule: Mapping[str, Any]) -> None:
 @click.option(
     "--queries",
     metavar="FILE",
-    help="Texts of the queries: query_id and query.  [default: the input of the labels' run]",
+    help="Texts of the queries: query_id and query.  [default: the input of the labels' run, or the column query of a "
+    "label file]",
 )
 @click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
 @click.option(

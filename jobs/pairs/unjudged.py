@@ -55,14 +55,15 @@ def unjudged_pairs(
     Args:
         systems: rankings, as `relabel systems` takes them.
         corpus: Parquet with `doc_id`, and `document` or `title` and `body`.
-        queries: a table with `query_id` and `query`; None for the queries of the run's own input.
+        queries: a table with `query_id` and `query`; None for the queries of the run's own input, or of a label file's
+            own column `query`.
     Raises:
         InputError: a file or column is off, queries have no text, or no pair is left.
         ManifestError: a run is unfinished, over its limit or damaged.
     """
     labels = open_judge(options.labels, options, storage)
     columns = input_columns(labels, storage)
-    texts = query_texts(queries, labels, columns, storage)
+    texts = query_texts(queries, labels, columns, options.by, storage)
     pairs = unlabelled(systems, labels, options, storage)
     counts = {"without_label": len(pairs)}
     with_text = [pair for pair in pairs if pair[0] in texts]
@@ -124,18 +125,20 @@ def input_columns(labels: LabelSet, storage: Storage) -> InputColumns:
     )
 
 
-def query_texts(queries: str | None, labels: LabelSet, columns: InputColumns, storage: Storage) -> Mapping[str, str]:
+def query_texts(
+    queries: str | None, labels: LabelSet, columns: InputColumns, by: str | None, storage: Storage
+) -> Mapping[str, str]:
     """The text of each query that is known, by its id.
 
+    Args:
+        by: column of query ids in a label file, where it is another than `query_id`.
     Raises:
         InputError: nothing says them, or a query has two texts.
     """
     if queries is not None:
         return _texts_of_table(queries, columns, storage)
     if labels.plan is None:
-        raise InputError(
-            f"{labels.where}: a label file has no texts of queries. Give a table of query_id and query with --queries."
-        )
+        return _texts_of_labels(labels.where, by or columns.query_id, columns.query, storage)
     rows = put_together([no_labels(), *(part.select(["row_id", "query_id"]) for part in labels.parts())])
     query_N, _ = codes_of(rows["query_id"])
     _, first = np.unique(query_N, return_index=True)
@@ -154,14 +157,43 @@ def _texts_of_table(path: str, columns: InputColumns, storage: Storage) -> dict[
         require_columns([NeededColumn(name, "--queries") for name in wanted], names, path=path)
         return wanted
 
-    held = form.read(path, choose, storage)
-    ids = texts_of(as_ids(held[columns.query_id], path=path, name=columns.query_id))
-    column = held[columns.query]
+    return _by_id(form.read(path, choose, storage), path, columns.query_id, columns.query)
+
+
+def _texts_of_labels(path: str, query_id: str, query: str, storage: Storage) -> dict[str, str]:
+    """Those of a label file's own column.
+
+    Raises:
+        InputError: it has none, or a query has two texts.
+    """
+
+    def choose(names: list[str]) -> list[str]:
+        if query in names and query_id in names:
+            return [query_id, query]
+        raise InputError(
+            f"{path}: has no column `{query}` with texts of queries. Give a table of query_id and query with --queries."
+        )
+
+    form = form_by_suffix(path, TABLES)
+    if form is None:
+        raise InputError(
+            f"{path}: a file of this form has no texts of queries. Give a table of query_id and query with --queries."
+        )
+    return _by_id(form.read(path, choose, storage), path, query_id, query)
+
+
+def _by_id(held: Mapping[str, Any], path: str, query_id: str, query: str) -> dict[str, str]:
+    """
+    Raises:
+        InputError: a query has no text, or two.
+    """
+    ids = texts_of(as_ids(held[query_id], path=path, name=query_id))
+    column = held[query]
     texts = column.to_pylist() if isinstance(column, pa.ChunkedArray) else column
     found: dict[str, str] = {}
-    for query, text in zip(ids, texts, strict=True):
-        if text is None or found.setdefault(query, str(text)) != str(text):
-            raise InputError(f"{path}: query {query} has no text, or two. Give each query one text.")
+    for name, text in zip(ids, texts, strict=True):
+        if text is None or found.setdefault(name, str(text)) != str(text):
+            raise InputError(f"{path}: query {name} has no text, or two. Give each query one text.")
     return found
 
 

@@ -55,6 +55,25 @@ def test_the_pairs_are_those_of_the_top_without_a_label(collection: Collection, 
     assert done.err == ""
 
 
+def test_a_label_files_own_column_gives_the_texts_of_queries(collection: Collection, relabel: Relabel) -> None:
+    rows = [
+        {"query_id": query, "query": f"words of {query}", "doc_id": doc, "grade": grade}
+        for query, held in collection.judge.items()
+        for doc, grade in list(held.items())[:20]
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), "judge.parquet")
+    pq.write_table(pa.Table.from_pylist(rows).drop(["query"]), "bare.parquet")
+    words = "--corpus", write_corpus(collection), "--to", "more.parquet"
+    run = collection.write_run("good")
+    assert relabel("pairs", "unjudged", run, "--labels", "judge.parquet", *words).code == 0
+    found = pq.read_table("more.parquet").to_pylist()
+    assert found
+    assert all(row["query"] == f"words of {row['query_id']}" for row in found)
+    refused = relabel("pairs", "unjudged", run, "--labels", "bare.parquet", *words, "--force")
+    assert refused.code != 0
+    assert "bare.parquet: has no column `query` with texts of queries" in refused.err
+
+
 def test_pairs_without_the_text_of_their_query_are_reported_with_what_gives_it(
     collection: Collection, relabel: Relabel
 ) -> None:
@@ -101,7 +120,7 @@ def test_two_commands_are_repeated_until_all_is_judged(
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"--queries": None}, ("judge.qrels: a label file has no texts of queries", "--queries")),
+        ({"--queries": None}, ("judge.qrels: a file of this form has no texts of queries", "--queries")),
         ({"--queries": "other.csv"}, ("other.csv: has the text of none of the queries", "q000")),
         ({"--corpus": "other.parquet"}, ("other.parquet: has none of the", "with the same ids")),
         ({"--queries": "two.csv"}, ("two.csv: query q000 has no text, or two",)),
