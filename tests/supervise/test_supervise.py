@@ -202,9 +202,9 @@ def test_a_worker_that_is_killed_by_kill_9_is_said_to_be_started_again(
     process = subprocess.Popen(
         command(job, "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
-    wait_for(lambda: workers_of(job))[0].kill()
-    out, said = process.communicate(timeout=60)
+    wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")), within_s=60.0)
+    wait_for(lambda: workers_of(job), within_s=60.0)[0].kill()
+    out, said = process.communicate(timeout=120)
     assert (process.returncode, json.loads(out)["engine_restarts"]) == (0, 1), said
     assert "the engine crashed (its process was killed by signal 9); it is started again." in said
     assert files(job) == undisturbed
