@@ -23,6 +23,8 @@ from relabel.manifests.table_snapshots import TableSnapshot
 
 LITTLE_BYTES = 64 << 20
 """Up to so much that shards read again, nothing is reported."""
+DIFFERENCES_SHOWN = 4
+"""From a job that an output belongs to."""
 
 
 @contextmanager
@@ -36,7 +38,7 @@ def trial_of(job: Job) -> Iterator[OpenRun]:
     try:
         planned = open_planned(job)
     except StaleRunError as exc:
-        for line in f"note: a run with these settings would be refused: {exc}".splitlines():
+        for line in refusal_lines(str(exc)):
             logs.write(line, event="remark")
         planned = None
     if planned is not None:
@@ -45,6 +47,15 @@ def trial_of(job: Job) -> Iterator[OpenRun]:
     with tempfile.TemporaryDirectory(prefix="relabel-plan-") as folder:
         opened = open_run(job, scratch=LocalStore(folder))
         yield replace(opened, was_planned_now=False, is_trial=True)
+
+
+def refusal_lines(refusal: str) -> list[str]:
+    """Why a run would be refused, with the first of the differences that are listed."""
+    head, *lines = refusal.splitlines()
+    shown = lines[:DIFFERENCES_SHOWN]
+    if len(lines) > len(shown):
+        shown.append(f"  … and {len(lines) - len(shown):,} lines more; `relabel run` gives them all")
+    return [f"note: `run` would refuse: {head}", *shown]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,11 @@ def test_a_plan_of_changed_settings_is_that_of_their_run_and_writes_nothing(tmp_
     assert "tried with --set, nothing is written" in shown.stdout
     assert "belongs to another job" in shown.stderr
     assert "engine.seed: was 7, is 9\n" in shown.stderr
+    many = [*other, "--set", "labeler.name=r3a", "--set", "run.chunk_rows=3"]
+    shown = CliRunner().invoke(relabel, ["plan", str(path), *many], standalone_mode=False, catch_exceptions=False)
+    assert shown.stderr.startswith("note: `run` would refuse: ")
+    assert re.search(r"\n  … and \d+ lines more; `relabel run` gives them all\n", shown.stderr)
+    assert shown.stderr.count(": was ") == 4
     assert held() == before
     assert call("run", path)[0] == 0
     elsewhere = ("--set", f"output={tmp_path / 'elsewhere'}")
