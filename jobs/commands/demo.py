@@ -536,7 +536,7 @@ def kept_text(step: Row) -> str:
     result = step["result"] or {}
     if "labelled" not in result:
         return ""
-    return f"{result['labelled']} of {result['rows']} pairs are labelled; what else was answered is kept. "
+    return f"{result['labelled']:,} of {result['rows']:,} pairs are committed; what else was answered is kept. "
 
 
 def examples_text(pairs: Sequence[Row], labels: Mapping[tuple[str, str], Row], num_before: int) -> list[str]:

@@ -230,7 +230,7 @@ def test_a_demo_that_is_stopped_says_how_many_pairs_are_labelled_and_continues_f
         patch.setattr("relabel.jobs.commands.demo.call", stopped)
         begun = relabel("demo", "--engine", "fake", "--labels-only")
     assert begun.code == Exit.PARTIAL
-    said = re.search(r"ended with exit code 20\. (\d+) of 1280 pairs are labelled; what else was", begun.out)
+    said = re.search(r"ended with exit code 20\. (\d+) of 1,280 pairs are committed; what else was", begun.out)
     assert said is not None
     kept = int(said[1])
     assert 0 < kept < 1280
