@@ -132,10 +132,11 @@ class Picked:
     """Pairs for people.
 
     Args:
+        is_planned: the pairs are those of a plan's queries (`ReviewOptions.queries`).
         labelled: rows of the run that have a label.
         pairs: that were written, of so many `queries`.
         without_second: rows of the run that the second opinion lacks; they come last.
-        without_label: pairs of the plan (`ReviewOptions.queries`) that the run has no label of; they are left out.
+        without_label: pairs of the plan that the run has no label of; they are left out.
         grades: of the run's scale.
     """
 
@@ -144,6 +145,7 @@ class Picked:
     form: str
     order: str
     is_blind: bool
+    is_planned: bool
     labelled: int
     pairs: int
     queries: int
@@ -159,7 +161,7 @@ class Picked:
         """For people: what was chosen, and what comes next."""
         rows = [
             ("chosen of", f"{self.labelled:,} labelled pairs"),
-            ("order", self.order),
+            ("order", "that of the plan's queries" if self.is_planned else self.order),
             ("queries", f"{self.queries:,}"),
         ]
         if self.without_second:
@@ -232,6 +234,7 @@ def pick_pairs(root: str, target: str, options: ReviewOptions, storage: Storage)
         form=form.name,
         order=order,
         is_blind=options.blind,
+        is_planned=options.queries is not None,
         labelled=len(value_N),
         pairs=table.num_rows,
         queries=len(set(table["query_id"].to_pylist())),

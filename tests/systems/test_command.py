@@ -304,6 +304,8 @@ def test_what_the_plan_asks_and_the_run_lacks_is_counted_and_another_file_is_ref
     shown = review({"plan": {"documents": {"q1": ["d0", "d2", "d9"], "q2": ["d0"]}}})
     assert shown.code == 0
     assert "2 documents of the plan have no label in out/ecom" in shown.out
+    assert "order      that of the plan's queries\n" in shown.out
+    assert "random" not in shown.out
     assert "relabel pairs unjudged" in shown.out
     review({"plan": {"documents": {"q7": ["d0"]}}}).refused(3, "plan.json: out/ecom has a label of none")
     for other in ({"plan": None}, {"plan": {"queries": ["q1"]}}, ["q1"], {"plan": {"documents": {"q1": "d0"}}}):
