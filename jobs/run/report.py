@@ -38,11 +38,20 @@ class InVain:
 
 
 @dataclass(slots=True)
+class Kept:
+    """Answers of chunks that stay open, which the next execution does not ask for again."""
+
+    answers: int
+    tokens: int
+
+
+@dataclass(slots=True)
 class ThisRun:
     """What an execution has committed, by the names of `Progress`.
 
     Args:
         in_vain: what else it asked.
+        kept: what it asked and leaves to the next; None if it is nothing.
         costs: of an engine that is paid for.
     """
 
@@ -57,6 +66,7 @@ class ThisRun:
     chunks_committed: int
     chunks_lost: int
     seconds: float
+    kept: Kept | None = field(default=None, metadata=LEFT_OUT)
     costs: dict[str, Any] | None = field(default=None, metadata=LEFT_OUT)
     canary: CanaryResult | None = field(default=None, metadata=LEFT_OUT)
 
@@ -70,8 +80,15 @@ class ThisRun:
             ("this run", f"{self.pairs:,} pairs in {self.seconds:.1f} s, {self.pairs / seconds:,.1f} pairs/s"),
             ("tokens", f"{prompt:,} in, {output:,} out, {(prompt + output) / seconds:,.0f} tokens/s"),
             ("prefix hits", hits),
+            *self._kept_rows(),
             *self._discarded_rows(),
         ]
+
+    def _kept_rows(self) -> list[tuple[str, str]]:
+        if self.kept is None:
+            return []
+        answers = counted(self.kept.answers, "answer")
+        return [("kept", f"{answers} more, {self.kept.tokens:,} tokens, for the next run")]
 
     def _discarded_rows(self) -> list[tuple[str, str]]:
         lost = self.in_vain

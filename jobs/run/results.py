@@ -17,7 +17,7 @@ from relabel.jobs.run.chunks import refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.notices import STOPPED, warnings_of
 from relabel.jobs.run.progress import FOLDER as LIVE
-from relabel.jobs.run.report import InVain, RunReport, ThisRun
+from relabel.jobs.run.report import InVain, Kept, RunReport, ThisRun
 from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
 from relabel.manifests.cascade import audit_of
@@ -145,7 +145,16 @@ def _this_run(session: Session) -> ThisRun:
         chunks_committed=progress.chunks_committed,
         chunks_lost=progress.chunks_lost,
         seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
+        kept=_kept(session),
     )
+
+
+def _kept(session: Session) -> Kept | None:
+    """What this execution leaves to the next, less what the one before had left to it."""
+    left = session.progress.kept
+    if left["requests"] >= 0:
+        return None
+    return Kept(answers=-left["requests"], tokens=-left["prompt_tokens"] - left["output_tokens"])
 
 
 def _finish(opened: OpenRun, snapshot: Snapshot, manifest: RunManifest | None) -> tuple[Snapshot, bool]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,9 @@ def test_a_stop_lists_refused_answers_and_says_what_was_open(
     assert done.code == 20
     assert " of 3 chunks; " in done.out
     assert " begun here, " in done.out
+    kept_here = re.search(r"\n  kept +(\d+) answers more, [1-9][\d,]* tokens, for the next run\n", done.out)
+    assert kept_here is not None
+    assert int(kept_here[1]) > 0
     assert "listed in out/ecom/refused" in done.err
     shown = refused_in(folder)
     assert shown
@@ -116,6 +120,8 @@ def test_the_run_that_continues_asks_none_of_them_again_and_ends_as_if_never_sto
     saved = len(answers_in(lines_in(folder)))
     second = relabel("run", "job.yaml", "--output", "json").json
     assert second["rows_open"] == 0
+    assert first["this_run"]["kept"]["answers"] > 0
+    assert "kept" not in second["this_run"]
     assert list(folder.glob("out/ecom/refused/*/*")) == []
     assert list(folder.glob("out/ecom/journal/*/*")) == []
     assert relabel("verify", "out/ecom").code == 0
