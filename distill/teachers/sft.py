@@ -264,7 +264,11 @@ def _add_run(answered: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, st
                     sets = tuple(tuple(chosen.get(row_id) or ()) for row_id in ids)
                     answered.rows.append(AnsweredRow(pair, int(any(sets)), source=number, sets=sets))
         return
-    trusted = [row.grade for row in labelled] if gold is None else gold.of(run.plan, pairs)
+    trusted = [row.grade for row in labelled]
+    if gold is not None:
+        trusted = gold.of(run.plan, pairs)
+        seen = {grade for grade in trusted if grade is not None}
+        check_scale(seen, answered.options.grades, where=gold.source.path, option="data.gold.map")
     for row, pair, grade in zip(labelled, pairs, trusted, strict=True):
         if grade is None or grade != row.grade:
             reason = "without a trusted grade" if grade is None else "with another grade than the trusted one"

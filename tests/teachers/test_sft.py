@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from safetensors.numpy import load_file
 
 from relabel.distill.teachers.sft import IGNORED, Example, MaskedCollator, answer_loss
@@ -317,16 +319,33 @@ def test_gold_without_a_body_says_which_columns_make_the_document(
     assert remark in said({})
 
 
+@pytest.mark.parametrize("flags", [(), ("--dry-run",), ("--export", "chats")])
+def test_gold_off_the_labelers_scale_is_refused_beside_runs_too(
+    flags: tuple[str, ...],
+    values: Callable[..., dict[str, Any]],
+    run_of: Callable[..., Path],
+    pairs_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pq.read_table(pairs_path)
+    grades = pc.add(table["grade"], 1)
+    pq.write_table(table.set_column(table.schema.get_field_index("grade"), "grade", grades), "gold.parquet")
+    held = values(data={"runs": str(run_of("r3a")), "gold": {"path": "gold.parquet"}}, train={"max_steps": 1})
+    Path("teacher.yaml").write_text(yaml.safe_dump(held))
+    assert relabel("train", "teacher.yaml", *flags) == 3
+    said = capsys.readouterr().err
+    assert "grade 3 is off the scale 0 to 2. Say what each grade becomes, by `data.gold.map`" in said
+
+
 def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     values: Callable[..., dict[str, Any]],
     run_of: Callable[..., Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import json
-
-    import yaml
-
     spec = values(data={"runs": str(run_of("r3a"))}, train={"max_tokens": 8000})
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(spec))
     capsys.readouterr()  # what the run said, where this test is the first to need it
