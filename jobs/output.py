@@ -133,7 +133,7 @@ def value_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        entries = {name.replace("_", " "): value_text(inner) for name, inner in value.items()}
+        entries = {str(name).replace("_", " "): value_text(inner) for name, inner in value.items()}
         return ", ".join(f"{name} {text}" for name, text in entries.items() if text)
     if isinstance(value, list):
         return ", ".join(map(value_text, value))

@@ -1,14 +1,16 @@
-"""How a student's training ended, for people and for programs."""
+"""How the training of a student or a teacher ended, for people and for programs."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from relabel.distill.students.distillation import Report
-from relabel.distill.students.spec import StudentManifest
+from relabel.distill.students.spec import LearnedGold, StudentManifest
+from relabel.distill.teachers.teaching import TeacherReport
+from relabel.distill.training.output import TrainingFacts
 from relabel.jobs.output import Printed, grid
 from relabel.manifests.metrics.evaluation import not_beaten
-from relabel.manifests.records import plain
-from relabel.manifests.secrets import counted
+from relabel.manifests.records import as_object, plain
+from relabel.manifests.secrets import counted, one_line
 
 
 @dataclass(frozen=True)
@@ -39,21 +41,25 @@ class StudentResult(Printed, Report):
     def lines(self) -> list[str]:
         """The result for people."""
         manifest = self.manifest
-        training = manifest.training
         sides = [f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items()]
-        how = f"on {training.device}; no step was left when it was resumed"
-        if training.rows_per_s is not None:
-            how = f"{training.rows_per_s:,} rows/s on {training.device}"
         rows = [
             ("verdict", _verdict(manifest)),
             ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
             ("rows", ", ".join(sides)),
-            ("trained", f"{counted(training.steps, 'step')}, {how}"),
+            ("trained", _trained(manifest.training)),
         ]
         rows += [("note", note) for note in manifest.notes]
         rows += [("gate", check.text) for check in self.gate.checks]
         head = "Nothing to do: this student is in" if self.was_done else "The student is in"
         return [f"{head} {self.output}", grid(rows), "", grid(manifest.metrics.test.figure_rows())]
+
+
+def _trained(training: TrainingFacts) -> str:
+    """How many steps, and how fast."""
+    how = f"on {training.device}; no step was left when it was resumed"
+    if training.rows_per_s is not None:
+        how = f"{training.rows_per_s:,} rows/s on {training.device}"
+    return f"{counted(training.steps, 'step')}, {how}"
 
 
 def _verdict(manifest: StudentManifest) -> str:
@@ -64,3 +70,54 @@ def _verdict(manifest: StudentManifest) -> str:
     over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
     below = "; ".join(not_beaten(test.student, test.baselines))
     return f"no better than a baseline {over}: {below}" if below else f"above the baselines {over}"
+
+
+@dataclass(frozen=True)
+class TeacherResult(Printed, TeacherReport):
+    """A teacher, trained now or earlier."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        manifest = self.manifest
+        values = {
+            "name": manifest.name,
+            "method": manifest.method,
+            "fingerprint": manifest.fingerprint,
+            "labeler": manifest.labeler,
+            "data": manifest.data,
+            "training": manifest.training,
+            "notes": manifest.notes,
+            "output": str(self.output),
+            "was_done": self.was_done,
+        }
+        return as_object(values)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        manifest = self.manifest
+        data = manifest.data
+        rows = [("method", manifest.method), ("labeler", _labeler(manifest.labeler))]
+        rows += [("run", f"{run.path}: {counted(run.labels, 'label')}") for run in data.runs]
+        if data.gold is not None:
+            rows.append(("gold", _gold(data.gold)))
+        rows.append(("rows", f"{data.rows:,}, {counted(data.examples, 'example')}"))
+        rows += [("left out", f"{count:,} {reason}") for reason, count in data.dropped.items() if count]
+        rows.append(("trained", _trained(manifest.training)))
+        rows += [("note", note) for note in manifest.notes]
+        head = "Nothing to do: this teacher is in" if self.was_done else "The teacher is in"
+        return [one_line(f"{head} {self.output}"), grid(rows)]
+
+
+def _labeler(options: dict[str, Any]) -> str:
+    """Its name and scale."""
+    grades = options.get("grades")
+    return f"{options['name']}, {counted(grades, 'grade')}" if grades else str(options["name"])
+
+
+def _gold(gold: LearnedGold) -> str:
+    """Its file and column, what its grades count as, and how many rows have one."""
+    column = gold.grade or gold.sets or gold.answers
+    named = f"{gold.path}, `{column}`" if column else gold.path
+    if gold.map:
+        named += f" ({', '.join(f'{old} as {new}' for old, new in gold.map.items())})"
+    return f"{named}: {counted(gold.graded_rows, 'row')}"

@@ -324,6 +324,7 @@ def train(
         paths_of=_teacher_paths,
     )
     from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
+    from relabel.jobs.trained import TeacherResult
 
     if export_to is not None:
         from relabel.distill.teachers.sft import export_conversations
@@ -345,20 +346,7 @@ def train(
     with says_how_to_continue(spec.output):
         report = teaching.train_teacher(spec, storage, **shared)
     if is_first_process():
-        head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
-        manifest = report.manifest
-        result = {
-            "name": manifest.name,
-            "method": manifest.method,
-            "fingerprint": manifest.fingerprint,
-            "labeler": manifest.labeler,
-            "data": manifest.data,
-            "training": manifest.training,
-            "notes": manifest.notes,
-            "output": str(report.output),
-            "was_done": report.was_done,
-        }
-        emit(Summary(f"{head} {report.output}", result), output)
+        emit(TeacherResult(**vars(report)), output)
     return Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
 
 

@@ -319,6 +319,24 @@ def test_gold_without_a_body_says_which_columns_make_the_document(
     assert remark in said({})
 
 
+def test_a_teacher_of_mapped_gold_is_reported_in_short_lines(
+    values: Callable[..., dict[str, Any]], pairs_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gold = {"path": str(pairs_path), "map": {0: 0, 1: 1, 2: 1}}
+    held = values(labeler={"name": "direct", "grades": 2}, data={"gold": gold}, train={"max_steps": 1})
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(held))
+    for head, code in (("The teacher is in", 0), ("Nothing to do: this teacher is in", 10)):
+        capsys.readouterr()
+        assert relabel("train", str(tmp_path / "teacher.yaml")) == code
+        first, *others = capsys.readouterr().out.splitlines()
+        assert first == f"{head} {tmp_path / 'out'}"
+        rows = dict(line.strip().split(maxsplit=1) for line in others)
+        assert rows["labeler"] == "direct, 2 grades"
+        assert rows["gold"] == f"{pairs_path}, `grade` (0 as 0, 1 as 1, 2 as 1): 12 rows"
+        assert rows["trained"].startswith("1 step, ")
+        assert max(map(len, others)) < 200 + len(str(pairs_path))
+
+
 @pytest.mark.parametrize("flags", [(), ("--dry-run",), ("--export", "chats")])
 def test_gold_off_the_labelers_scale_is_refused_beside_runs_too(
     flags: tuple[str, ...],
