@@ -113,12 +113,53 @@ def _several_numbers(path: str, count: int) -> str:
     return f"{path}: the model gives {count} numbers a pair, and a reranker gives one. Is it a classifier?"
 
 
+def check_head(model: Any, path: str) -> None:
+    """Refuse a model with tensors that its files lack, as those of a bi-encoder lack a head: the library makes them up.
+
+    Args:
+        model: a cross-encoder that was loaded.
+        path: its folder.
+    Raises:
+        ManifestError: names the first of them.
+    """
+    library = require("transformers", extra="hf", purpose="relabel score of a cross-encoder")
+    (inner,) = [one for one in model.modules() if isinstance(one, library.PreTrainedModel)][:1]
+    if getattr(inner, "_hf_peft_config_loaded", False):  # an adapter's files bring the head
+        return
+    _, loading = type(inner).from_pretrained(
+        _weights_folder(path),
+        config=inner.config,
+        device_map="meta",  # shapes alone
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    # modules that pool by themselves read the last layer, not the pooler that transformers adds
+    missing = [name for name in loading["missing_keys"] if not name.startswith("pooler.")]
+    if missing:
+        below = f"{inner.base_model_prefix}."
+        first = min(missing, key=lambda name: (name.startswith(below), "bias" in name, name))
+        raise ManifestError(
+            f"{path}: no cross-encoder: its weights have no {first}, which would be random. If it is a "
+            "bi-encoder: `relabel pairs similar PAIRS --to FILE --model FOLDER` writes its cosines, which `relabel "
+            "evaluate --baseline` reads."
+        )
+
+
+def _weights_folder(path: str) -> Path:
+    """Where the model itself is: of modules, the folder of the first."""
+    modules = Path(path) / "modules.json"
+    if not modules.is_file():
+        return Path(path)
+    first = json.loads(modules.read_bytes())[0]
+    return Path(path, str(first.get("path", "")))
+
+
 class CrossEncoderFolder:
     """A cross-encoder of a folder, asked through sentence-transformers as its own page says.
 
     Raises:
         MissingExtraError: sentence-transformers, torch or the device is absent.
-        ManifestError: the folder can't be loaded, or gives several numbers a pair.
+        ManifestError: the folder can't be loaded, has no head, or gives several numbers a pair.
     """
 
     def __init__(self, path: str, device: str) -> None:
@@ -133,6 +174,7 @@ class CrossEncoderFolder:
             raise MissingExtraError(f"--device {self.device}: torch can't use it ({exc}).") from exc
         except (OSError, ValueError, KeyError) as exc:
             raise ManifestError(f"{path}: sentence-transformers can't load it as a cross-encoder: {exc}") from exc
+        check_head(self._model, path)
         probe = np.asarray(self._model.predict([("wool", "wool socks")], show_progress_bar=False))
         if probe.size != 1:
             raise ManifestError(_several_numbers(path, probe.size))

@@ -137,6 +137,29 @@ def test_a_rerankers_output_is_a_system_and_a_baseline_in_the_order_of_its_score
     assert found["baselines"]["rankings"]["theirs"]["ndcg@10"] == pytest.approx(own["figures"]["ndcg@10"]["value"])
 
 
+@pytest.mark.parametrize("form", ["modules", "bare"])
+def test_a_bi_encoder_is_refused_since_its_head_would_be_random(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], cross_encoder: Callable[..., Path], form: str
+) -> None:
+    """Its weights have no head, whatever its configuration says; nothing is labelled."""
+    from transformers import AutoModel
+
+    write_pairs()
+    shutil.copytree(cross_encoder(), "bi")
+    AutoModel.from_pretrained("bi", add_pooling_layer=False).save_pretrained("bi")
+    if form == "modules":
+        modules = [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        ]
+        Path("bi/modules.json").write_text(json.dumps(modules))
+        Path("bi/1_Pooling").mkdir()
+        Path("bi/1_Pooling/config.json").write_text('{"word_embedding_dimension": 16}')
+    refused = relabel("score", "bi", "--input", "pairs.parquet", "--to", "out/dl", "--device", "cpu")
+    refused.refused(3, "bi: no cross-encoder: its weights have no classifier.weight", "random", "relabel pairs similar")
+    assert not list(Path("out").rglob("*.parquet"))
+
+
 @pytest.mark.parametrize(("knows", "maker"), [("judge", "student"), ("another", "other"), ("", None)])
 def test_the_lineage_of_an_exported_student_says_whose_its_scores_are(
     relabel: Callable[..., Any],
@@ -171,7 +194,7 @@ def test_a_folder_of_modules_is_scored_as_its_student(
     assert relabel("export", str(student), "--to", "rerank", "--format", "rerank").code == 0
     assert not Path("rerank/config.json").exists()
     done = relabel("score", "rerank", "--input", "pairs.parquet", "--to", "out/theirs", "--device", "cpu")
-    assert done.code == 0, done
+    assert done.code == 0, done.err
     found = read_labels("out/theirs").sort_by("row_id")
     rows = pq.read_table("pairs.parquet").to_pylist()
     pairs = [(row["query"], f"{row['title']}\n\n{row['body']}") for row in rows]
