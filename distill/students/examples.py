@@ -300,15 +300,16 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         raise InputError(
             f"{path}: no such file or folder (from {Path.cwd()}). `labels` wants outputs of runs, or label files."
         ) from exc
-    if source.pairs is None:
-        raise ConfigError(
-            f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
-        )
-    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     schema = None
     if path.endswith(PARQUET_SUFFIXES):
         with reading(path):
             schema = pq.read_schema(pa.BufferReader(data))
+        _check_not_scores(schema, path)
+    if source.pairs is None:
+        has_texts = schema is not None and "query" in schema.names
+        pairs = path if has_texts else "pairs.parquet"
+        raise ConfigError(f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: {pairs}}}}}")
+    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     notes: Sequence[str] = ()
     if schema is not None and "row_id" in schema.names:
         with reading(path):
@@ -328,6 +329,28 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         labels=0,
     )
     return replace(_usable(labels, dataset, source, about), notes=notes)
+
+
+def _check_not_scores(schema: pa.Schema, path: str) -> None:
+    """Refuse a file of scores at once, with all that it lacks.
+
+    Raises:
+        InputError: it has no grades, and a column of fractions.
+    """
+    scores = [field.name for field in schema if pa.types.is_floating(field.type)]
+    if "grade" in schema.names or not scores:
+        return
+    missing = [name for name in ("query_id", "doc_id", "grade") if name not in schema.names]
+    score = f'pl.col("{scores[0]}")'
+    line = f"grade=({score} > LOW).cast(int) + ({score} > HIGH).cast(int)"
+    for name, text in (("query_id", "query"), ("doc_id", "doc" if "doc" in schema.names else "document")):
+        if name in missing:
+            line += f', {name}=pl.col("{text}").hash().cast(str)'
+    raise InputError(
+        f"{path}: no column {', '.join(missing)}; it has {', '.join(schema.names)}. A student learns grades, and "
+        f"`{scores[0]}` holds scores, which can't be learned as they are. Make grades of them, cut where you choose, "
+        f"for instance by Polars: frame.with_columns({line})"
+    )
 
 
 def _labels_by_ids(path: str, dataset: Dataset, storage: Storage) -> tuple[pa.Table, Sequence[str]]:

@@ -219,6 +219,28 @@ def test_labels_of_a_file_without_a_column_are_refused_without_options_that_dist
     assert "--" not in str(refused.value)
 
 
+def test_a_file_of_scores_is_refused_at_once_with_a_line_that_makes_labels_of_it(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    pl = pytest.importorskip("polars")
+    path = tmp_path / "plain.parquet"
+    rows = [
+        {"query": pair["query"], "doc": f"{pair['document']} {number}", "score": pair["grade"] / 2}
+        for number, pair in enumerate(make_pairs())
+    ]
+    frame = pl.DataFrame(rows)
+    frame.write_parquet(path)
+    pairs = {"path": str(path), "columns": {"document": "doc"}}
+    for source in ({"path": str(path)}, {"path": str(path), "pairs": pairs}):
+        with pytest.raises(InputError, match=r"no column query_id, doc_id, grade; it has query, doc, score") as refused:
+            run(labels=[source])
+    line = str(refused.value).partition("by Polars: ")[2].replace("LOW", "0.25").replace("HIGH", "0.75")
+    eval(line, {"frame": frame, "pl": pl}).write_parquet(path)
+    with pytest.raises(ConfigError, match=r"pairs: \{path: .*plain.parquet\}"):  # the texts are in it
+        run(labels=[{"path": str(path)}])
+    assert run(labels=[{"path": str(path), "pairs": pairs}], train={"max_steps": 1}).manifest.heads == {"relevance": 3}
+
+
 def test_labels_of_a_file_that_are_no_grades_are_left_out_and_it_is_said(
     run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:
