@@ -338,7 +338,7 @@ def test_a_teacher_of_mapped_gold_is_reported_in_short_lines(
 
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",), ("--export", "chats")])
-def test_gold_off_the_labelers_scale_is_refused_beside_runs_too(
+def test_gold_off_the_labelers_scale_is_refused_with_runs_too(
     flags: tuple[str, ...],
     values: Callable[..., dict[str, Any]],
     run_of: Callable[..., Path],
