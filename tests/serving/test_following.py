@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -79,6 +80,25 @@ def test_a_folder_without_a_bundle_is_a_usage_error_in_a_line(tmp_path: Path, pr
         assert done.returncode == 2
         assert done.stderr.startswith(f"{dest}: ")
         assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_named_in_a_line(bundle: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, str(FILE), str(bundle), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"127.0.0.1:{port}: can't listen there (Address already in use). ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_grader_that_is_given_current_names_the_folder_above_it(tmp_path: Path, bundle: Path) -> None:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/current").symlink_to(bundle)
+    command = [sys.executable, str(FILE.with_name("grader.py")), "served/current", "shoe", "A shoe"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.endswith("which has `current`: served\n")
 
 
 def test_a_version_that_was_published_under_a_name_is_served_under_it(

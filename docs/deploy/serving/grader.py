@@ -38,6 +38,13 @@ class Grader:
 
 if __name__ == "__main__":
     dest, query, *documents = sys.argv[1:]
+    if Path(dest, "load.py").is_file():
+        print(
+            f"{dest}: is a version itself. Give the folder that `relabel pull` fills, which has `current`: "
+            f"{Path(dest).parent}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     if not Path(dest, "current", "load.py").is_file():
         print(f"{dest}: `relabel pull` has put no bundle here yet.", file=sys.stderr)
         sys.exit(2)

@@ -164,7 +164,12 @@ if __name__ == "__main__":
         sys.exit(2)
     student = open_student(folder, precision=arguments.precision)
     version = version_of(folder, student)
-    server = serve(Served(student, version), arguments.port, arguments.host)
+    try:
+        server = serve(Served(student, version), arguments.port, arguments.host)
+    except OSError as exc:
+        address = f"{arguments.host}:{arguments.port}"
+        print(f"{address}: can't listen there ({exc.strerror}). Give another --port.", file=sys.stderr)
+        sys.exit(2)
     following = [server, arguments.dest, folder, threading.Event()]
     threading.Thread(target=follow, args=following, kwargs={"precision": arguments.precision}, daemon=True).start()
     print(f"serving version {version} on {arguments.host}:{server.server_port}", file=sys.stderr)
