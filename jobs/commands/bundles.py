@@ -246,11 +246,15 @@ def _open_existing(url: str) -> Store:
     """The store at a place.
 
     Raises:
-        InputError: a local folder that is not there; a mistyped one would look empty.
+        InputError: a local folder that is not there, or that of one bundle; either would look empty.
     """
     bundle_store = open_bundle_store(url, Storage())
-    if isinstance(bundle_store, LocalStore) and not Path(bundle_store.root).is_dir():
-        raise InputError(f"{url}: no such folder.")
+    if isinstance(bundle_store, LocalStore):
+        root = Path(bundle_store.root)
+        if not root.is_dir():
+            raise InputError(f"{url}: no such folder.")
+        if any(root.glob("versions/*.json")):
+            raise InputError(f"{url}: no store, but a bundle of one. Give the store: {root.parent}")
     return bundle_store
 
 

@@ -161,6 +161,8 @@ def test_a_new_channel_is_called_one(relabel: Relabel, folder: Path, store: str)
         ("gc store --grace soon", 2, "want a length"),
         ("gc store --keep 0", 2, "--keep"),
         ("gc stor", 3, "stor: no such folder"),
+        ("gc store/ecom", 3, "store/ecom: no store, but a bundle of one. Give the store: "),
+        ("list store/ecom", 3, "store/ecom: no store"),
         ("list stor", 3, "stor: no such folder"),
     ],
 )
