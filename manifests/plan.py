@@ -1089,9 +1089,12 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     taken_over = ""
     if recipe_digest(plan.parts) == recipe_digest(parts):
         taken_over = f" (`reuse: [{output}]` in the job takes over the labels of the same texts)"
+    way = f"Use another `output`{taken_over}, or restore the spec."
+    if "kind" in parts:  # of `relabel score`, which has options and no spec
+        way = "Give another --to, or the options and the model as they were."
     raise StaleRunError(
         f"{output}: belongs to another job. Different:{_listed(changes)}\n"
-        f"  Use another `output`{taken_over}, or restore the spec."
+        f"  {way}"
         f"{_audit_to_restore(plan.parts.get('cascade'), parts.get('cascade'))}"
     )
 

@@ -145,7 +145,10 @@ def test_another_student_into_the_same_folder_is_refused(
     write_pairs()
     assert score().code == 0
     score(student=write_tiny_student(tmp_path / "other", seed=5)).refused(
-        3, "out/scores: belongs to another job", "model"
+        3,
+        "out/scores: belongs to another job",
+        "model",
+        "Give another --to, or the options and the model as they were.",
     )
     score("--dtype", "bfloat16").refused(3, "belongs to another job", "engine.args.dtype")
 
