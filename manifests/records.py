@@ -265,7 +265,7 @@ class BatchRecord:
         reply: the beginning of what the provider answered, of a batch that it took and did not name.
         unread: what names those of its requests, whatever their seed, of which an earlier batch gave nothing that could
             be read, though it did of others.
-        is_read: what came of it was read once, for whoever asks what the provider still has.
+        is_read: what came of it was read once, for those that ask what the provider still has.
     """
 
     name: str
