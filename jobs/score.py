@@ -436,7 +436,7 @@ class ScoreOptions:
     name: str | None = None
     limit: int | None = None
     shards: int | None = None
-    chunk_rows: int = 2048
+    chunk_rows: int = 512
     batch_tokens: int | None = None
     device: str = "auto"
     dtype: Dtype | None = None

@@ -242,9 +242,9 @@ def score_columns(_context: click.Context, _option: click.Parameter, text: str |
 @click.option(
     "--chunk-rows",
     type=click.IntRange(1, 1_000_000),
-    default=2048,
+    default=512,
     show_default=True,
-    help="Rows per commit, sorted by length together.",
+    help="Rows per commit, sorted by length together. A stop loses those of the chunk under way.",
 )
 @click.option(
     "--batch-tokens",
