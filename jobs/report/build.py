@@ -664,7 +664,9 @@ def _reliability_plot(judged: Mapping[str, JudgedLabels]) -> list[Plot]:
 
 
 def _worst_queries(rows: Judged) -> list[list[Cell]]:
-    """Query, nDCG and judged documents, worst first; queries without a relevant document are left out."""
+    """Query, nDCG and judged documents, worst first. Queries without a relevant document, whose nDCG is undefined, and
+    those of one document, whose nDCG is 1 in any order, are left out.
+    """
     if rows.queries is None or rows.query_names is None:
         return []
     ranked = rank_queries(
@@ -676,7 +678,8 @@ def _worst_queries(rows: Judged) -> list[list[Cell]]:
     )
     sizes = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
     listed = zip(ranked.ndcg.tolist(), texts_of(rows.query_names), sizes, strict=True)
-    return [[query, ndcg, size] for ndcg, query, size in sorted(listed) if not math.isnan(ndcg)][:WORST]
+    defined = [(ndcg, query, size) for ndcg, query, size in listed if size > 1 and not math.isnan(ndcg)]
+    return [[query, ndcg, size] for ndcg, query, size in sorted(defined)[:WORST]]
 
 
 # ------------------------------------------------------------------------------

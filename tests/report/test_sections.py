@@ -3,6 +3,7 @@ chance.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,33 @@ def test_gold_column_of_the_job_is_used_without_a_flag(tmp_path: Path, pairs: Pa
     assert all(row["gold"] == row["grade"] for row in rows_of(built.html))
     worst = table_of(built.html, f"The {WORST} queries that forged ranks worst")
     assert len({row[0] for row in worst} & {f"q{number}" for number in range(24)}) == WORST
+
+
+def test_worst_queries_are_those_whose_ndcg_is_defined(tmp_path: Path) -> None:
+    """Every third query has no relevant document."""
+    rows = plain_pairs(24, 8)
+    for number, row in enumerate(rows):
+        row["grade"] = 2 if number % 8 == 0 and number // 8 % 3 else 0
+    num_before = [number * 5 % 8 for number in range(24)]
+
+    def judge(pair: Any) -> Judgment:
+        query, doc = divmod(pair.row_id, 8)
+        if doc == 0:
+            return Judgment(1, probs=None)
+        return Judgment(2 if doc <= num_before[query] else 0, probs=None)
+
+    pairs = write_table(tmp_path / "pairs.parquet", rows)
+    html = build_report([str(forge_run(tmp_path / "out", pairs, judge, gold="grade"))], Storage()).html
+    worst = table_of(html, f"The {WORST} queries that forged ranks worst")
+    ndcg = {f"q{number}": 1 / math.log2(num_before[number] + 2) for number in range(24) if number % 3}
+    ranked = sorted((figure, query) for query, figure in ndcg.items())
+    assert worst == [[query, f"{figure:.4f}", "8"] for figure, query in ranked[:WORST]]
+
+
+def test_query_of_one_judged_document_is_none_of_the_worst(tmp_path: Path) -> None:
+    pairs = write_table(tmp_path / "pairs.parquet", [{**row, "grade": 1} for row in plain_pairs(3, 1)])
+    html = build_report([str(forge_run(tmp_path / "out", pairs, lambda _: Judgment(), gold="grade"))], Storage()).html
+    assert not any("ranks worst" in caption for caption in tables_of(html))
 
 
 def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs: Path) -> None:
