@@ -22,6 +22,7 @@ from relabel.manifests.files import Storage, place_of
 from relabel.manifests.metrics.drift import ALPHA, Fall, latest_fall
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.records import as_object, digest_of
+from relabel.manifests.secrets import counted
 
 AGREEMENT = "accuracy"
 COLUMNS = ("date", "model", "fingerprint", "agreement", "low", "high", "pairs")
@@ -77,12 +78,20 @@ class Tracked:
         else:
             text += (
                 f"The fall that shows best is that of {since}, {self.fall.value:.4f} on average: {verdict}, whose "
-                f"bound is {self.fall.bound:.4f} (false alarms at most {ALPHA:g}, all looks together)"
+                f"bound is {self.fall.bound:.4f} (false alarms at most {ALPHA:g}, all looks together). {self._basis}"
             )
         pairs = self.judged.figures[AGREEMENT].over
         if self.pairs_before is not None and abs(pairs - self.pairs_before) > self.pairs_before / 10:
             text += f"\n{pairs:,} pairs, and {self.pairs_before:,} at the look before: are they of the same file?"
         return text
+
+    @property
+    def _basis(self) -> str:
+        """What the bound is made of: queries where labels name some, else pairs."""
+        text = f"The bound rests on {self.judged.num_groups:,} {self.judged.resampled}"
+        if self.judged.resampled == "rows":
+            return text
+        return f"{text}, not on their {counted(self.judged.figures[AGREEMENT].over, 'pair')}"
 
     def as_json(self) -> dict[str, Any]:
         """The result for programs."""

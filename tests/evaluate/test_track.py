@@ -73,6 +73,15 @@ def test_another_number_of_pairs_is_asked_about(look: Callable[..., Any], relabe
     assert "pairs, and 240 at the look before: are they of the same file?" in half
 
 
+def test_message_says_on_how_many_queries_the_bound_rests(look: Callable[..., Any]) -> None:
+    """Pairs of few queries look like many, and a bound of few queries is wide."""
+    look(0, 40)
+    for wrong in (44, 200):
+        outcome = look(1, wrong)
+        assert f"The bound rests on {QUERIES} queries, not on their 240 pairs" in outcome.out + outcome.err
+    assert "rests on" not in look(1, 38).out
+
+
 def test_the_same_day_again_takes_the_place_of_its_line(look: Callable[..., Any]) -> None:
     look(0, 40)
     before = look(1, 44).out

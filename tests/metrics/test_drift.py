@@ -1,9 +1,12 @@
 """A fall of agreement beyond chance: rarely found where there is none, however often one looks; found where it is."""
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
 from relabel.manifests.metrics.drift import ALPHA, latest_fall
+from relabel.manifests.metrics.metric import share_bounds
 
 LOOKS = 120
 PAIRS = 200
@@ -53,3 +56,24 @@ def test_a_rise_is_none_and_one_look_says_nothing() -> None:
     error = np.full(30, 0.02)
     assert latest_fall(np.linspace(0.5, 0.9, 30), error).is_beyond_chance is False
     assert latest_fall(np.array([0.8]), error[:1]).bound is None
+
+
+@pytest.mark.parametrize(
+    ("queries", "at_second", "in_one_day", "since_first"),
+    [(30, 0.257, 0.376, 0.095), (100, 0.132, 0.194, 0.049), (300, 0.075, 0.109, 0.028)],
+)
+def test_least_fall_that_is_seen_is_that_of_the_docs(
+    queries: int, at_second: float, in_one_day: float, since_first: float
+) -> None:
+    """Ten pairs a query, 0.8 of which agree, with a standard deviation of 0.2 between queries."""
+    low, high = share_bounds(np.tile([6.0, 10.0], queries // 2), np.full(queries, 10.0))
+    error = float(high - low) / (2 * NormalDist().inv_cdf(0.975))
+
+    def is_seen(fall: float, looks: int, since: int) -> bool:
+        agreement = np.full(looks, 0.8)
+        agreement[since:] -= fall
+        return latest_fall(agreement, np.full(looks, error)).is_beyond_chance
+
+    for least, looks, since in ((at_second, 2, 1), (in_one_day, 100, 99), (since_first, 100, 1)):
+        assert is_seen(least + 0.0005, looks, since)
+        assert not is_seen(least - 0.0005, looks, since)
