@@ -17,12 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from relabel.manifests.errors import ManifestError, RelabelError
+from relabel.manifests.errors import InputError, ManifestError, RelabelError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import InputFile
 from relabel.manifests.labels import LABELS, QUARANTINE, table_of
@@ -55,7 +56,7 @@ from relabel.manifests.run_manifest import (
     engines_of,
     load_manifest,
 )
-from relabel.manifests.store import Store, map_concurrent, open_run_store
+from relabel.manifests.store import LocalStore, Store, map_concurrent, open_run_store
 
 NAMES_AT_A_TIME = 4096
 
@@ -227,9 +228,15 @@ def open_planned(root: str, storage: Storage, otherwise: RelabelError) -> RunFol
     Args:
         otherwise: raised where there is no plan.
     Raises:
+        InputError: a file is there.
         ManifestError: the plan is damaged, or the output is that of a search in rounds.
     """
     store = open_run_store(root, storage)
+    if isinstance(store, LocalStore) and Path(store.root).is_file():
+        raise InputError(
+            f"{root}: a file, and this needs a run's output folder, by which the texts are found. A label file has "
+            "labels alone."
+        )
     plan = load_plan(store)
     if plan is None:
         refuse_rounds(store)

@@ -173,6 +173,8 @@ def test_reuse_of_a_folder_that_holds_no_run_and_of_the_own_output_is_refused(da
     rows = rows_of(2, 3)
     code, message = days.call("run", days.job("tuesday", rows, reuse=["nowhere"]))
     assert (code, "holds no plan.json" in message) == (3, True)
+    code, message = days.call("run", days.job("tuesday", rows, reuse=["tuesday.parquet"]))
+    assert (code, "a file, and this needs a run's output folder" in message) == (3, True)
     code, message = days.call("run", days.job("tuesday", rows, reuse=["tuesday"]))
     assert (code, "own output" in message) == (3, True)
 

@@ -238,6 +238,17 @@ def test_gold_is_judged_by_and_a_conflict_is_nobodys_choice(review: Call, relabe
     assert relabel("evaluate", "out/ecom", "--qrels", "more.parquet", "--duplicates", "mean").code == 0
 
 
+@pytest.mark.parametrize("arguments", [("--queries", "plan.json", "--blind"), ("--from", "anna=judged.csv"), ()])
+def test_label_file_in_place_of_a_run_is_named_as_what_is_wrong(relabel: Call, arguments: tuple[str, ...]) -> None:
+    judged_by("judge", [("q0", "d0-0", 1)], "gpt4.parquet")
+    Path("plan.json").write_text("{}")
+    Path("judged.csv").write_text("query_id,doc_id,grade\nq0,d0-0,1\n")
+    for path in ("gpt4.parquet", f"file://{Path.cwd()}/gpt4.parquet"):
+        done = relabel("review", path, *arguments, "--to", "x.csv")
+        done.refused(3, f"{path}: a file, and this needs a run's output folder, by which the texts are found")
+        assert "plan.json" not in done.err
+
+
 @pytest.mark.usefixtures("labelled")
 def test_what_people_can_not_have_meant_is_refused(review: Call, relabel: Call) -> None:
     off = judged_by("anna", [("q0", "d0-0", 7)], "off.parquet")
