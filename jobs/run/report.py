@@ -307,8 +307,8 @@ class RunReport:
         if not self.settled:
             return []
         return [
-            f"{self.settled:,} quarantined rows are not asked again: their queries have labels, and the rows of a "
-            "query take theirs from one answer. To label them, change what their status and reason name (too little "
+            f"Not asked again: {counted(self.settled, 'quarantined row')}. Their queries have labels, and the rows of "
+            "a query take theirs from one answer. To label them, change what their status and reason name (too little "
             "room: labeler.window_tokens) and run the job into a new output."
         ]
 
@@ -324,7 +324,8 @@ class RunReport:
             retry = f"; after fixing the cause: relabel retry {same_job}" if askable else ""
             lines.append(f"See {self.output}/quarantine{retry}. Or raise run.max_failed_fraction.")
         elif self.exit is Exit.DONE and askable:
-            lines.append(f"{askable:,} rows in {self.output}/quarantine; ask them again with: relabel retry {same_job}")
+            rows = counted(askable, "row")
+            lines.append(f"{rows} in {self.output}/quarantine; to ask again: relabel retry {same_job}")
         if self.exit in (Exit.DONE, Exit.OVER_LIMIT):
             lines += self.settled_lines()
         if self.is_for_run:

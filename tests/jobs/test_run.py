@@ -198,6 +198,22 @@ def test_quarantine_over_the_limit_ends_in_30_until_a_retry_or_a_new_limit(tmp_p
     assert call("run", path, "--set", "run.max_failed_fraction=1.0")[0] == 10
 
 
+@pytest.mark.parametrize(("num_pairs", "rows"), [(1, "1 row"), (2, "2 rows")])
+def test_advice_after_a_run_counts_the_rows_in_quarantine(
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    write_pairs: Callable[..., Path],
+    pairs: list[dict[str, Any]],
+    num_pairs: int,
+    rows: str,
+) -> None:
+    write_pairs(pairs[:num_pairs])
+    path = write_job({"engine": {"args": {"p_garbage": 1.0}}, "run": {"max_failed_fraction": 1.0}})
+    done = relabel("run", path)
+    assert done.code == 0, done
+    assert f"\n{rows} in out/ecom/quarantine; to ask again: relabel retry {path}" in done.out + done.err
+
+
 def test_a_retry_asks_the_quarantined_rows_alone_with_other_seeds(tmp_path: Path) -> None:
     path = job(
         tmp_path,
@@ -235,7 +251,7 @@ def test_rows_of_queries_that_have_labels_are_not_offered_to_a_retry(tmp_path: P
     ended = CliRunner().invoke(relabel, ["run", str(path)])
     tally = json.loads((tmp_path / "out" / "manifest.json").read_bytes())["rows"]
     assert (ended.exit_code, tally["labelled"] > 0, tally["quarantined"] > 0) == (0, True, True), ended.output
-    said = f"{tally['quarantined']:,} quarantined rows are not asked again"
+    said = f"Not asked again: {tally['quarantined']:,} quarantined row"
     assert said in ended.output
     assert "relabel retry" not in ended.output
     again = CliRunner().invoke(relabel, ["retry", str(path)])
