@@ -10,14 +10,14 @@ from relabel.export import puller
 from tests.docs.pages import DOCS, ROOT
 
 FILES = sorted((DOCS / "deploy/docker").glob("*.Dockerfile"))
-INSTALLED = {"label-node": ROOT / "README.md", "puller": DOCS / "publish.md"}
+INSTALLED = {"label-node": DOCS / "scheduling.md", "puller": DOCS / "publish.md"}
 """The page that says how such a machine is set up."""
 
 
 def instructions(name: str) -> list[tuple[str, str]]:
     lines = (DOCS / f"deploy/docker/{name}.Dockerfile").read_text().splitlines()
     found = [line.partition(" ")[::2] for line in lines if line and not line.startswith("#")]
-    assert {word for word, _ in found} <= {"FROM", "RUN", "ENV", "COPY", "WORKDIR", "USER", "ENTRYPOINT"}
+    assert {word for word, _ in found} <= {"FROM", "ARG", "RUN", "ENV", "COPY", "WORKDIR", "USER", "ENTRYPOINT"}
     return found
 
 
@@ -41,6 +41,16 @@ def test_it_has_a_python_that_is_new_enough_and_runs_as_nobody(name: str) -> Non
     version = tuple(map(int, found["FROM"].removeprefix("python:").removesuffix("-slim").split(".")))
     assert version >= tuple(map(int, needed.removeprefix(">=").split(".")))
     assert found["USER"] == "nobody"
+
+
+def test_the_image_of_the_kubernetes_jobs_has_what_they_ask_for() -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    name, _, extras = dict(instructions("label-node"))["ARG"].partition("=")
+    assert name == "EXTRAS"
+    assert set(extras.split(",")) <= set(known)
+    for job in ("indexed-job.yaml", "cronjob.yaml"):
+        asks_for_gpu = "nvidia.com/gpu" in (DOCS / "deploy/kubernetes" / job).read_text()
+        assert set(extras.split(",")) == ({"gpu", "s3"} if asks_for_gpu else {"cpu", "s3"}), job
 
 
 def test_the_puller_takes_the_arguments_that_its_first_line_gives(capsys: pytest.CaptureFixture[str]) -> None:
