@@ -12,6 +12,7 @@ token ids. An answer without an end token was cut off, and is read by nobody.
 from __future__ import annotations
 
 import codecs
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,6 +171,10 @@ def longest_answer(labeler: Labeler) -> int:
     return max(ask.max_tokens for ask in asks) + 1
 
 
+def _num_chars(ask: Ask) -> int:
+    return sum(len(message.text) for message in ask.messages)
+
+
 class Dialogues:
     """Rolls out one labeler's conversations.
 
@@ -187,6 +192,7 @@ class Dialogues:
         self.tokens = tokens
         self._encoder = encoder
         self._max_prompt = max_prompt_tokens
+        self._longest: Ask | None = None
 
     def first_prompt(self, pair: Pair) -> FirstPrompt | None:
         """The first prompt that fits: where one does not, a labeler may show less. None where none does,
@@ -194,6 +200,7 @@ class Dialogues:
         """
         asker = self.labeler.label(pair)
         overlong = 0
+        ask = None
         try:
             ask = next(asker)
             prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
@@ -202,8 +209,17 @@ class Dialogues:
                 overlong += 1
                 prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
         except (StopIteration, VerdictError):
+            if ask is not None:
+                self._longest = max(self._longest or ask, ask, key=_num_chars)
             return None
         return FirstPrompt(ask, prompt.ids, overlong)
+
+    def longest_overlong(self) -> int | None:
+        """Tokens of the longest first prompt, by its characters, that did not fit; None if all did."""
+        if self._longest is None:
+            return None
+        prompt = self._encoder.encode(self._longest, max_prompt_tokens=sys.maxsize)
+        return prompt.num_tokens if isinstance(prompt, Overlong) else len(prompt.ids)
 
     def roll(
         self, pairs: Sequence[Pair], generate: Generate, *, firsts: Sequence[FirstPrompt | None] = ()

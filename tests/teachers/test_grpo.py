@@ -69,7 +69,12 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
         ({"method": "graph-grpo"}, ConfigError, "want graph-grpo"),
         ({"train": {"accumulation": 64}}, InputError, r"12 prompts .*a step takes 64 .*rollouts.group"),
         ({"train": {"max_tokens": 64}, "labeler": {"name": "r1", "max_think_tokens": 64}}, ConfigError, "no room"),
-        ({"train": {"max_tokens": 100}}, InputError, "12 whose prompt does not fit"),
+        (
+            {"train": {"max_tokens": 100}},
+            InputError,
+            r"12 whose prompt does not fit\. The prompts have up to \d+ tokens, train\.max_tokens is 100, of which \d+ "
+            r"are kept for an answer\. Raise it to \d+\.$",
+        ),
         *(
             ({"labeler": name}, ConfigError, f"labeler {name}: .*one grade for one pair")
             for name in ("evidence-set", "query", "review", "variants")
@@ -102,6 +107,14 @@ def test_what_can_not_train_is_refused_before_anything_is_loaded(
     with pytest.raises(error, match=words) as refused:
         estimate(**held)
     assert "--grade" not in str(refused.value)
+
+
+def test_the_length_that_is_proposed_for_one_that_no_prompt_fits_into_fits_all(estimate: Callable[..., Any]) -> None:
+    small = {"batch_size": 4, "accumulation": 2}
+    with pytest.raises(InputError) as refused:
+        estimate(train={**small, "max_tokens": 100})
+    proposed = int(str(refused.value).rpartition("Raise it to ")[2].rstrip("."))
+    assert estimate(train={**small, "max_tokens": proposed})[0].rows == NUM_PAIRS
 
 
 def test_coefficients_want_a_second_update(estimate: Callable[..., Any]) -> None:
@@ -296,7 +309,7 @@ def held(base_dir: Path, questions_path: Path, tmp_path: Path) -> dict[str, Any]
         ({"rollouts": {"max_answer_tokens": 4000}}, "no room for a prompt"),
         ({"rollouts": {"vllm": {}}}, "no answers under a grammar yet"),
         ({"data": {"gold": {"path": "{path}", "answers": "wanted"}}}, "no column `wanted`"),
-        ({"train": {"max_tokens": 1100}}, "no row to learn from: 6 queries whose prompt does not fit"),
+        ({"train": {"max_tokens": 1100}}, r"6 queries whose prompt does not fit\. .* Raise it to \d+\.$"),
     ],
 )
 def test_what_is_off_is_refused_before_anything_is_loaded(
