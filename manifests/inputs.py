@@ -358,7 +358,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if number == 0:
                 names = [*schema.names, *folders] if table is None else list(table.columns)
-                columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
+                columns = resolve_columns(spec.columns, names, path, reads=reads)
                 present = tuple(column for column in reads.columns if column.is_required or column.name in names)
                 reads_here = reads._replace(columns=present)
             if table is not None:

@@ -281,7 +281,7 @@ def pairs_of(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Datase
         with reading(path):
             column, positions = mended_texts(batch.column(name))
             values[name] = column.to_pylist()
-        if dataset.reads.document or name not in names.document:
+        if dataset.reads.document or name == names.query or name not in names.document:
             broken |= dict.fromkeys(positions, name)
     pairs = _pairs(rows, values, dataset)
     return _with_broken_texts(pairs, broken, dataset) if broken else pairs

@@ -398,17 +398,25 @@ def id_not_utf8(path: str, name: str, row: int) -> InputError:
 # Which columns of a file a job reads, and whether each holds what it should.
 
 
-def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_context: bool) -> Columns:
-    """The columns by name: which hold the document, and the context where it is wanted and there.
+def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads: Reads) -> Columns:
+    """The columns by name: which hold the document, and the context where it is wanted and there. Where no document is
+    read, a file of queries alone will do: the query takes the places of the document's columns.
 
     Args:
         names: of the columns that are there.
     Raises:
         InputError: nothing there can be the document.
     """
-    document = columns.document or document_columns(names, path, advice=" Name them in input.columns.document.")
+    doc_id = columns.doc_id
+    if reads.document:
+        document = columns.document or document_columns(names, path, advice=" Name them in input.columns.document.")
+    else:
+        document = columns.document or _usual_document(names) or (columns.query,)
+        if doc_id == Columns().doc_id and doc_id not in names:
+            doc_id = columns.query_id
     context = columns.context or ("context" if "context" in names else None)
-    return columns.model_copy(update={"document": document, "context": context if reads_context else None})
+    update = {"doc_id": doc_id, "document": document, "context": context if reads.context else None}
+    return columns.model_copy(update=update)
 
 
 def document_line(where: str, document: tuple[str, ...], *, is_named: bool) -> str:
@@ -430,13 +438,19 @@ def document_columns(names: Collection[str], where: str, *, advice: str = "") ->
     Raises:
         InputError: nothing there can be the document.
     """
-    found = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
+    found = _usual_document(names)
     if not found:
         raise InputError(
             f"{where}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
             f"{', '.join(names)}.{advice}"
         )
     return found
+
+
+def _usual_document(names: Collection[str]) -> tuple[str, ...]:
+    if "document" in names:
+        return ("document",)
+    return tuple(name for name in ("title", "body") if name in names)
 
 
 def check_types(

@@ -57,6 +57,34 @@ def test_missing_column_is_reported_with_the_nearest_and_those_that_are_there(
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize("labeler", ["complexity", "variants"])
+def test_a_labeler_that_shows_no_document_needs_a_file_of_queries_alone(
+    labeler: str, relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, committed: Committed
+) -> None:
+    write_pairs([{"query_id": f"q{number}", "query": f"wool {number}"} for number in range(6)])
+    job = write_job({"labeler": {"name": labeler}, "input": {"columns": None}})
+    label_all(relabel, job, rows=6)
+    assert relabel("report", "out/ecom", "--to", "report.html").code == 0
+    rows = committed().values()
+    assert [row["doc_id"] for row in rows] == [row["query_id"] for row in rows]
+
+
+def test_a_file_of_queries_alone_is_refused_by_a_labeler_that_shows_documents(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
+    write_pairs([{"query_id": "q", "query": "wool"}])
+    relabel("run", write_job({"input": {"columns": None}})).refused(3, "no column for the document")
+
+
+def test_a_document_column_that_is_named_must_be_there_whatever_the_labeler_shows(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
+    write_pairs([{"query_id": "q", "query": "wool"}])
+    columns = {"document": "text", "doc_id": "asin"}
+    refused = relabel("run", write_job({"labeler": {"name": "complexity"}, "input": {"columns": columns}}))
+    refused.refused(3, "no column `asin` (input.columns.doc_id)", "no column `text` (input.columns.document)")
+
+
 def test_all_columns_that_are_missing_are_named_at_once(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob
 ) -> None:
