@@ -542,6 +542,16 @@ def test_row_whose_text_is_not_utf8_is_quarantined_alone(
     assert relabel("retry", job, "--output", "json").json["quarantined_by_status"] == {"text": 3}
 
 
+def test_query_that_is_not_utf8_is_quarantined_in_a_file_of_queries_alone(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, committed: Committed
+) -> None:
+    rows = [{"query_id": f"q{number}", "query": f"wool {number}"} for number in range(6)]
+    write_pairs(with_bytes(rows, "query", {2: LATIN[0]}, kind=pa.string()))
+    changes = {"labeler": {"name": "complexity"}, "input": {"columns": None}, "run": {"max_failed_fraction": 0.5}}
+    assert relabel("run", write_job(changes)).code == 0
+    assert {number: row["status"] for number, row in committed("quarantine").items()} == {2: "text"}
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
 @pytest.mark.parametrize("column", ["query_id", "doc_id"])
 def test_id_that_is_not_utf8_is_refused_since_two_ids_could_become_one(
