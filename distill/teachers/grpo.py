@@ -83,7 +83,7 @@ class GrpoTeacher(TeacherTrainer):
         gold = self._read_gold(labeler, storage)
         if not gold.rows:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in gold.dropped.items())
-            raise InputError(f"{gold.about.path}: no row to learn from: {listed}.{self._advice()}")
+            raise InputError(f"{gold.about.path}: no row to learn from: {listed}.{self._advice(labeler)}")
         self.labeler = spec.labeler.model_dump(mode="json")
         self.templates = labeler.template_digests
         self.digest = digest_of([gold.prompts, *self._learned(gold), self.labeler, self.templates])
@@ -117,14 +117,15 @@ class GrpoTeacher(TeacherTrainer):
             held_out=SplitSide(len(self._held_out), len({row.pair.query_id for row in self._held_out})),
         )
 
-    def _advice(self) -> str:
+    def _advice(self, labeler: Labeler) -> str:
         """Where prompts do not fit: how long they are, and what to do."""
         longest = self._dialogues.longest_overlong()
         if longest is None:
             return ""
+        more = ", and by what its first answers take, which later prompts hold" if len(labeler.probe()) > 1 else ""
         return (
             f" The prompts have up to {longest} tokens, train.max_tokens is {self._spec.train.max_tokens}, of which "
-            f"{self._max_answer} are kept for an answer. Raise it to {longest + self._max_answer}."
+            f"{self._max_answer} are kept for an answer. Raise it to {longest + self._max_answer}{more}."
         )
 
     def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:

@@ -75,6 +75,11 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
             r"12 whose prompt does not fit\. The prompts have up to \d+ tokens, train\.max_tokens is 100, of which \d+ "
             r"are kept for an answer\. Raise it to \d+\.$",
         ),
+        (
+            {"train": {"max_tokens": 250}, "labeler": {"name": "r3a", "grades": 3, "max_think_tokens": 8}},
+            InputError,
+            r"Raise it to \d+, and by what its first answers take, which later prompts hold\.$",
+        ),
         *(
             ({"labeler": name}, ConfigError, f"labeler {name}: .*one grade for one pair")
             for name in ("evidence-set", "query", "review", "variants")
