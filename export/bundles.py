@@ -124,14 +124,19 @@ def open_bundle(folder: Path) -> Bundle:
         ManifestError: names what is missing, strange or damaged; or says what else the folder is.
     """
     path = folder / MANIFEST_NAME
-    _refuse_other_outputs(folder)
-    if not os.path.lexists(path):
-        raise ManifestError(f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote.")
-    with translate_refusals(), translate_errors("read", path):
-        facts, files = puller.read_manifest(path.read_bytes(), str(path))
-        fault = fault_among(folder, files, follows=True)
-        if fault:
-            raise ManifestError(f"{fault}. Export, seal or pull the bundle again.")
+    try:
+        if not os.path.lexists(path):
+            raise ManifestError(
+                f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote."
+            )
+        with translate_refusals(), translate_errors("read", path):
+            facts, files = puller.read_manifest(path.read_bytes(), str(path))
+            fault = fault_among(folder, files, follows=True)
+            if fault:
+                raise ManifestError(f"{fault}. Export, seal or pull the bundle again.")
+    except RelabelError:
+        _refuse_other_outputs(folder)
+        raise
     return Bundle(folder, facts, tuple(files))
 
 
