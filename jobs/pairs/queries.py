@@ -158,14 +158,17 @@ def _nothing_cut(rule: QueryRule, num_documents: int) -> str:
 
 def ways_to_more(rule: QueryRule) -> str:
     """The options by which the same documents give more queries."""
-    ways = [f"--max-words {rule.max_words + 1} takes longer phrases", "--queries-in takes a column of queries"]
-    if rule.column is None:
-        ways.insert(0, "--column names another column")
-    if rule.min_words > 1:
-        ways.insert(0, "--min-words 1 takes single words")
+    ways = []
     if rule.min_documents > 1:
-        ways.insert(0, "--min-documents 1 takes words of a single document")
-    return f"{'; '.join(ways)}; --by takes what a model wrote, however few documents there are (docs/pairs.md)"
+        ways.append("--min-documents 1 takes words of a single document")
+    if rule.min_words > 1:
+        ways.append("--min-words 1 takes single words")
+    if rule.column is None:
+        ways.append("--column names another column")
+    ways.append(f"--max-words {rule.max_words + 1} takes longer phrases")
+    ways.append("--queries-in takes a column of queries")
+    ways.append("--by takes what a model wrote, however few documents there are (docs/pairs.md)")
+    return "; ".join(ways)
 
 
 class _HeldOut:
