@@ -107,9 +107,7 @@ class Device:
     def _output(self, names: list[str], requests: list[Any], sampled: list[list[int]]) -> Any:
         from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
-        wanted = [
-            request.sampling_params.logprob_token_ids or [] if request is not None else [] for request in requests
-        ]
+        wanted = [_wanted_logprobs(request) for request in requests]
         width = max(map(len, wanted), default=0)
         ids = np.zeros((len(names), width + 1), dtype=np.int64)
         for row, labels in enumerate(wanted):
@@ -130,6 +128,13 @@ class Device:
             return [17]
         allowed = np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little"))
         return [int(self._rng.choice(allowed))]
+
+
+def _wanted_logprobs(request: Any) -> list[int]:
+    """The tokens whose log probabilities a request asks for; none where it ended a step ago."""
+    if request is None:
+        return []
+    return request.sampling_params.logprob_token_ids or []
 
 
 class ThreadTimes:
