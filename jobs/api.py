@@ -82,7 +82,9 @@ _ARGUMENTS = {
 
 
 def _names_arguments(call: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Errors name the arguments of this function where the command's name options."""
+    """Errors, and the notes and warnings of a result, name the arguments of this function where the command's name
+    options.
+    """
     parameters = inspect.signature(call).parameters
 
     def as_argument(found: re.Match[str]) -> str:
@@ -106,10 +108,14 @@ def _names_arguments(call: Callable[Given, Returned]) -> Callable[Given, Returne
     @functools.wraps(call)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
         try:
-            return call(*args, **kwargs)
+            result = call(*args, **kwargs)
         except RelabelError as exc:
             exc.args = tuple(_COMMAND_LINE.sub(as_argument, arg) if isinstance(arg, str) else arg for arg in exc.args)
             raise
+        for remarks in (getattr(result, "notes", None), getattr(result, "warnings", None)):
+            if remarks is not None:
+                remarks[:] = [_COMMAND_LINE.sub(as_argument, remark) for remark in remarks]
+        return result
 
     return called
 

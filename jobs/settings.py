@@ -93,6 +93,8 @@ class SpecLoader(yaml.SafeLoader):
 
 MAX_BYTES = 1 << 20
 """Of a spec file; a larger one is some other file, given by mistake."""
+PARQUET_MARK = b"PAR1"
+"""What a Parquet file begins with."""
 
 
 def read_spec_file(path: str, kind: str, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -111,6 +113,8 @@ def read_spec_file(path: str, kind: str, keys: tuple[str, ...]) -> dict[str, Any
         else:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
+        if data.startswith(PARQUET_MARK):
+            raise ConfigError(f"{path}: a Parquet file, and a {kind} file in YAML is wanted. {beginning}.")
         values = parse_yaml(data.decode()) if len(data) <= MAX_BYTES else None
     except FileNotFoundError as exc:
         raise ConfigError(f"{path}: no such file.{path_hint(path)} {beginning}.") from exc

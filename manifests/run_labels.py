@@ -115,7 +115,9 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
             damaged.
     """
     no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
-    if not is_url(root) and not Path(root).exists():
+    if is_url(root):
+        no_run = f"{root}: there is no {root}/{PLAN_NAME}, so it is no run's output. Give the folder of one."
+    elif not Path(root).exists():
         no_run = f"{root}: no such folder.{path_hint(root)}"
     folder = open_planned(root, storage, InputError(no_run))
     manifest = load_manifest(folder.store)

@@ -334,6 +334,13 @@ def _output_check(output: str, storage: Storage, *, is_single: bool) -> str:
             return f"{output} can be written; not checked for conditional writes (run.single_writer)"
         return f"{output} can be written; heeds conditions"
     there = next(path for path in (Path(output), *Path(output).absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    if not there.is_dir():
         raise StoreError(f"{there}: not a folder that can be written to. Name another `output`.")
+    try:
+        with tempfile.TemporaryFile(dir=there):  # permissions alone don't say so: /proc grants root all of them
+            pass
+    except OSError as exc:
+        raise StoreError(
+            f"{there}: not a folder that can be written to ({exc.strerror}). Name another `output`."
+        ) from exc
     return f"{output} can be written"

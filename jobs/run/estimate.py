@@ -18,7 +18,7 @@ from relabel.jobs.output import grid
 from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.rates import Rates, keep_rates, load_rates
 from relabel.jobs.run.report import engine_text
-from relabel.jobs.run.reuse import Reuse, earlier_outputs
+from relabel.jobs.run.reuse import Reuse, earlier_outputs, reuse_remark
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import engine_class
 from relabel.manifests.asks import Answer, Ask, Request
@@ -26,7 +26,7 @@ from relabel.manifests.budgets import Range
 from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
 from relabel.manifests.label_keys import LabelKeys
 from relabel.manifests.labels import Pair
-from relabel.manifests.plan import ShardPlan, chunk_row_ids, stages_changed
+from relabel.manifests.plan import ShardPlan, chunk_row_ids
 from relabel.manifests.reuse import EarlierOutput, why_nothing
 from relabel.manifests.rows import pairs_by_number
 from relabel.manifests.run_manifest import saved_text
@@ -135,7 +135,7 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
     prompt = asked * a_row.prompt
     output = asked * a_row.output
     seconds = _seconds(rates, prompt.plus(output)) if asked.high else ZERO
-    reuse = [_remark(opened, earlier) for earlier in outputs]
+    reuse = [reuse_remark(opened, earlier) for earlier in outputs]
     if opened.cascade is not None:
         if known.cheap is not None and rows:
             open_rows = "" if rows == opened.plan.rows else ", of those that are open"
@@ -382,30 +382,6 @@ def _cost(spec: JobSpec, seconds: Range | None, prompt: Range, output: Range) ->
     if output_price is not None:
         parts.append(output * (output_price / 1e6))
     return functools.reduce(Range.plus, parts).rounded(6) if parts else None
-
-
-def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
-    """What a reused output can give, in a sentence."""
-    differences = why_nothing(earlier, opened.plan.parts)
-    if not differences:
-        tally = earlier.found.tally
-        return f"{earlier.path}: {tally.labelled + tally.reused:,} labels made in the same way"
-    shown = [
-        f"{part} ({', '.join(names)})"
-        for part, names in differences.items()
-        if part != "stages" or len(differences) == 1
-    ]
-    text = f"{earlier.path}: 0 rows reused, another {'; '.join(shown)}"
-    if "schema" in differences:
-        return text
-    changed = stages_changed(earlier.plan.parts, opened.plan.parts)
-    shared = {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
-    answered = sorted(shared - set(changed)) if earlier.found.answers else []
-    asked = [stage for stage in opened.plan.parts["stages"] if stage not in answered]
-    text += f"; asked again: {', '.join(asked)}"
-    if answered:
-        text += f"; kept: {', '.join(answered)}"
-    return text
 
 
 def probe_rates(opened: OpenRun, *, write: Callable[[str], None]) -> Rates | None:

@@ -21,6 +21,7 @@ from relabel.jobs.run.progress import LiveFile
 from relabel.jobs.run.rates import keep_rates
 from relabel.jobs.run.report import RunReport
 from relabel.jobs.run.results import conclude, refuse_mixing
+from relabel.jobs.run.reuse import reuse_remark
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import start_unless_stopped
 from relabel.jobs.run.watchdog import ends_hanging
@@ -262,13 +263,19 @@ def _start(session: Session, work: EngineWork) -> ModelRunner:
 
 
 def _reuse_remarks(session: Session, facts: EngineFacts) -> list[str]:
-    """A label's key does not know which version of an engine answered: that is known only once one has started."""
+    """Of which outputs no label can be reused, and why; and which were made by another engine: a label's key does not
+    know its version, which is known only once one has started.
+    """
     has_canary = bool(session.opened.job.spec.canary)
     advice = f"{'the canary measures' if has_canary else '`canary: 200` would measure'} whether that matters"
     remarks = list[str]()
     for earlier in session.reuse.outputs:
+        if why_nothing(earlier, session.opened.plan.parts):
+            if earlier.path in session.opened.job.spec.reuse:  # else it is there for a cascade
+                remarks.append(reuse_remark(session.opened, earlier))
+            continue
         differences = engines_differ([*earlier.found.all_engines, asdict(facts)])
-        if differences and not why_nothing(earlier, session.opened.plan.parts):
+        if differences:
             remarks.append(
                 f"labels reused from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}"
             )

@@ -248,6 +248,10 @@ class RunReport:
         rows = self._state_rows()
         if self.too_near is not None:
             rows.append(("stopped", self.too_near))
+        elif self.rows_open and self.stopped is not None and self.stopped != AT_BUDGET:
+            is_deadline = self.stopped.startswith("--")
+            left_out = ": what may be answered too late was not asked" if is_deadline else ""
+            rows.append(("stopped", f"{self.stopped}{left_out}"))
         rows += [
             *self.this_run.rows(),
             *self._open_rows(),

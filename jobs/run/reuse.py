@@ -2,15 +2,22 @@
 
 from collections.abc import Sequence
 
-from relabel.jobs.job import Job
+from relabel.jobs.job import Job, OpenRun
 from relabel.jobs.run.chunks import ChunkWork, asked_again
 from relabel.manifests.asks import Ask
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.files import place_of
 from relabel.manifests.label_keys import AnswerKeys
 from relabel.manifests.labels import AnswerRow, Pair
-from relabel.manifests.plan import Plan, ReusedRows, recipe_digest
-from relabel.manifests.reuse import EarlierOutput, KnownLabels, RowPlace, open_earlier, shared_answers
+from relabel.manifests.plan import Plan, ReusedRows, recipe_digest, stages_changed
+from relabel.manifests.reuse import (
+    EarlierOutput,
+    KnownLabels,
+    RowPlace,
+    open_earlier,
+    shared_answers,
+    why_nothing,
+)
 from relabel.manifests.run_labels import labeler_columns
 
 
@@ -37,6 +44,30 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
         if place_of(calibration) not in seen and is_run(calibration, job.storage):
             paths.append(calibration)
     return [open_earlier(path, job.storage) for path in paths]
+
+
+def reuse_remark(opened: OpenRun, earlier: EarlierOutput) -> str:
+    """What a reused output can give, in a sentence."""
+    differences = why_nothing(earlier, opened.plan.parts)
+    if not differences:
+        tally = earlier.found.tally
+        return f"{earlier.path}: {tally.labelled + tally.reused:,} labels made in the same way"
+    shown = [
+        f"{part} ({', '.join(names)})"
+        for part, names in differences.items()
+        if part != "stages" or len(differences) == 1
+    ]
+    text = f"{earlier.path}: 0 rows reused, another {'; '.join(shown)}"
+    if "schema" in differences:
+        return text
+    changed = stages_changed(earlier.plan.parts, opened.plan.parts)
+    shared = {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
+    answered = sorted(shared - set(changed)) if earlier.found.answers else []
+    asked = [stage for stage in opened.plan.parts["stages"] if stage not in answered]
+    text += f"; asked again: {', '.join(asked)}"
+    if answered:
+        text += f"; kept: {', '.join(answered)}"
+    return text
 
 
 class AnswerCache(AnswerKeys):

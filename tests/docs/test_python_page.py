@@ -270,6 +270,14 @@ def test_what_an_error_suggests_can_be_typed_in_python(
     assert "--" not in str(refused.value)
 
 
+def test_notes_name_arguments_where_the_commands_name_options(folder: Path) -> None:  # noqa: F811
+    (folder / "labels.jsonl").write_text('{"query_id": "q0", "doc_id": "d0", "grade": 2}\n')
+    (folder / "gold.jsonl").write_text('{"query_id": "q0", "doc_id": "d0", "grade": 1}\n')
+    notes = " ".join(relabel.evaluate("labels.jsonl", qrels="gold.jsonl").notes)
+    assert "`grades` sets it" in notes
+    assert "--" not in notes
+
+
 def test_a_function_is_called_again_though_a_folder_has_its_name(folder: Path) -> None:  # noqa: F811
     code = """
 import relabel

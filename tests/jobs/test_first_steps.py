@@ -125,6 +125,16 @@ def test_doctor_refuses_an_output_of_another_job_as_run_does(
     assert "can't start here, see output" in relabel("doctor", job, *other).out.splitlines()[0]
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_doctor_finds_a_folder_unfit_whose_permissions_alone_look_well(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    write_pairs()
+    found = relabel("doctor", write_job({"output": "/proc/labels"}))
+    assert "can't start here, see output" in found.out.splitlines()[0]
+    assert "/proc: not a folder that can be written to" in found.out
+
+
 def test_doctor_says_memory_and_providers(relabel: Callable[..., Any]) -> None:
     found = relabel("doctor", "--output", "json").json
     assert found["free_memory_gib"] > 0

@@ -383,10 +383,11 @@ def test_words_that_two_versions_read_differently_are_known(text: str) -> None:
         (b"\xff\xfen\x00a\x00", ("byte 0 is not UTF-8", "Save the file as UTF-8")),
         (b"name: caf\xe9\n", ("byte 9 is not UTF-8",)),
         (b"name: x\n" * (1 << 18), ("larger than 1 MiB",)),
-        (b"PAR1" + bytes(100), ("not YAML", "#x0000")),
+        (b"PAR1" + bytes(100), ("a Parquet file, and a job file in YAML is wanted",)),
+        (b"PAR1\x15\xff\x00", ("a Parquet file, and a job file in YAML is wanted",)),
         (b"\xed\xa0\x80", ("not UTF-8",)),
     ],
-    ids=["utf-16", "latin-1", "huge", "parquet", "surrogate"],
+    ids=["utf-16", "latin-1", "huge", "parquet", "parquet-not-utf-8", "surrogate"],
 )
 def test_bytes_that_are_no_spec_are_refused(folder: Path, data: bytes, parts: tuple[str, ...]) -> None:
     (folder / "job.yaml").write_bytes(data)

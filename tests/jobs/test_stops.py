@@ -130,11 +130,24 @@ def process_of(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def wait_for_a_receipt() -> None:
+    deadline = time.perf_counter() + 60
+    while not any(Path("out/ecom/receipts").glob("*/*.json")) and time.perf_counter() < deadline:
+        time.sleep(0.05)
+
+
+def test_the_table_of_a_run_that_ended_early_says_what_stopped_it(slow_job: str) -> None:
+    with process_of("run", slow_job) as process:
+        wait_for_a_receipt()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 20, err
+    assert re.search(r"^  stopped +SIGTERM$", out, re.MULTILINE), out
+
+
 def test_sigterm_commits_what_was_begun_and_ends_with_20(slow_job: str) -> None:
     with process_of("run", slow_job, "--output", "json") as process:
-        deadline = time.perf_counter() + 60
-        while not any(Path("out/ecom/receipts").glob("*/*.json")) and time.perf_counter() < deadline:
-            time.sleep(0.05)
+        wait_for_a_receipt()
         process.send_signal(signal.SIGTERM)
         asked = time.perf_counter()
         out, err = process.communicate(timeout=60)

@@ -91,6 +91,15 @@ def test_a_prompt_edit_shows_which_stages_it_invalidates(days: Days) -> None:
     assert remark.endswith("asked again: intent, verdict")
 
 
+def test_a_run_says_of_which_output_it_can_reuse_no_label_and_why(days: Days) -> None:
+    rows = rows_of(3, 4)
+    days.run("monday", rows)
+    done = days.run("tuesday", rows, reuse=["monday"], engine={"seed": 9})
+    assert done["reused"] == 0
+    (remark,) = [remark for remark in done["remarks"] if "0 rows reused" in remark]
+    assert "engine (seed)" in remark
+
+
 def test_cost_is_seconds_times_the_price_and_not_known_without_them(days: Days) -> None:
     rows = rows_of(3, 4)
     found = plan(days, "monday", rows, cost_per_gpu_hour=3.6)
