@@ -77,6 +77,7 @@ _ARGUMENTS = {
     "map-labels": "label_map",
     "gold": "qrels",
     "baseline": "baselines",
+    "plan": "is_plan",
 }
 """Where an argument has another name than the option."""
 

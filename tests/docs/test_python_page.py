@@ -151,7 +151,7 @@ def test_what_was_judged_prints_as_by_the_command(
 ) -> None:
     found = relabel.evaluate(*sets, qrels="gold.jsonl")
     assert call("evaluate", *sets, "--qrels", "gold.jsonl") == 0
-    assert f"{found}\n" == capsys.readouterr().out
+    assert f"{found}\n" == capsys.readouterr().out.replace("--grades sets it", "`grades` sets it")
     assert "accuracy" in found._repr_html_()
 
 
@@ -167,7 +167,10 @@ def test_compared_systems_print_as_by_the_command(
         (folder / f"{name}.run").write_text("".join(ranked))
     found = relabel.systems("up.run", "down.run", labels="labels.jsonl", k=2, grade_map="3=2")
     assert call("systems", "up.run", "down.run", "--labels", "labels.jsonl", "--k", "2", "--map", "3=2") == 0
-    assert f"{found}\n" == capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for option, argument in (("plan", "is_plan"), ("gold", "gold"), ("grades", "grades")):
+        printed = printed.replace(f"--{option}", f"`{argument}`")
+    assert f"{found}\n" == printed
     assert found.pairs[0].sentence in found._repr_html_()
     with pytest.raises(UsageError, match=r"no argument `with`\. Did you mean `width`"):
         relabel.systems("up.run", "down.run", labels="labels.jsonl", **{"with": 0.1})
