@@ -5,6 +5,8 @@ are known for every query, and rankings of three kinds made here over the judged
 - foreign: rankings by other judges' grades (ties by BM25), and BM25;
 - own: a ranking by the judge's own grades against each of the foreign ones.
 
+Humans graded the whole pool, or, in the last table, the top ten of the two systems alone, as they would for `--plan`.
+
 A draw is as many queries as the collection has, with replacement; the first few of them are the gold queries. The
 truth is the mean over all queries of the collection. Run with RELABEL_DATA, the folder that holds `llm_labels` and
 `trec_dl19` to `trec_dl21`:
@@ -25,14 +27,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from relabel.manifests.metrics.metric import places_in_query
 from relabel.manifests.metrics.prediction_powered import FEWEST_TO_FIT, PoweredMean, plain_mean, powered_mean
-from relabel.manifests.metrics.top import BAD, NDCG, Cut, ideal_gains, top_figures
+from relabel.manifests.metrics.top import BAD, NDCG, Cut, expected_grades, ideal_gains, top_figures
 
 YEARS = ("dl19", "dl20", "dl21")
 CUT = Cut(k=10, relevant=2)
 FIGURES = (NDCG, BAD)
 SHOWN = 0.02
 """True differences in nDCG from here on are counted as decided or not."""
+FEWEST_FOR_LEVELS = 10
 KINDS = ("lexical", "foreign", "own")
 
 
@@ -43,6 +47,9 @@ class Collection:
     Args:
         systems: names; those of judges' rankings are the judges' names.
         figures: by who graded, then by figure: float64 [systems, queries].
+        query_of: query of each pooled document, from 0: int64 [N].
+        orders: of each system, the places of all documents, the best of each query first.
+        grades: of each document by who graded it, NaN where it is not.
     """
 
     year: str
@@ -50,6 +57,9 @@ class Collection:
     judges: list[str]
     systems: list[str]
     figures: dict[str, dict[str, np.ndarray]]
+    query_of: np.ndarray
+    orders: dict[str, np.ndarray]
+    grades: dict[str, np.ndarray]
 
     def pairs(self, kind: str, judge: str) -> list[tuple[int, int]]:
         """Places of the two systems of each pair."""
@@ -94,22 +104,45 @@ def load_collection(folder: Path, year: str, labels: pl.DataFrame) -> Collection
     scores |= {judge: np.nan_to_num(grades[judge], nan=-1) + tie for judge in judges}
     query_N = rows["query_id"].rank("dense").to_numpy().astype(np.int64) - 1
     doc_N = rows["doc_id"].rank("dense").to_numpy().astype(np.int64)
-    figures = {who: figures_of(query_N, doc_N, scores, grade_N) for who, grade_N in grades.items()}
-    return Collection(year, lexical, judges, list(scores), figures)
+    orders = {name: np.lexsort((-doc_N, -score_N, query_N)) for name, score_N in scores.items()}
+    figures = {who: figures_of(query_N, orders, grade_N) for who, grade_N in grades.items()}
+    return Collection(year, lexical, judges, list(scores), figures, query_N, orders, grades)
 
 
-def figures_of(
-    query_N: np.ndarray, doc_N: np.ndarray, scores: dict[str, np.ndarray], grade_N: np.ndarray
-) -> dict[str, np.ndarray]:
+def figures_of(query_N: np.ndarray, orders: dict[str, np.ndarray], grade_N: np.ndarray) -> dict[str, np.ndarray]:
     """Figures of all systems by one source of grades, [systems, queries] each."""
-    num_queries = int(query_N.max()) + 1
-    is_graded_N = ~np.isnan(grade_N)
-    ideal_G = ideal_gains(query_N[is_graded_N], grade_N[is_graded_N], num_queries=num_queries, cut=CUT)
-    found = []
-    for score_N in scores.values():
-        order = np.lexsort((-doc_N, -score_N, query_N))
-        found.append(top_figures(query_N[order], grade_N[order], ideal_G, cut=CUT))
+    ideal_G = best_gains(query_N, grade_N)
+    found = [top_figures(query_N[order], grade_N[order], ideal_G, cut=CUT) for order in orders.values()]
     return {figure: np.array([one[figure] for one in found]) for figure in FIGURES}
+
+
+def best_gains(query_N: np.ndarray, grade_N: np.ndarray) -> np.ndarray:
+    """DCG of the best ranking of the documents that have a grade, float64 [G]."""
+    is_graded_N = ~np.isnan(grade_N)
+    return ideal_gains(query_N[is_graded_N], grade_N[is_graded_N], num_queries=int(query_N.max()) + 1, cut=CUT)
+
+
+def graded_at_the_top(collection: Collection, judge: str, pair: tuple[int, int], *, takes_labels: bool) -> np.ndarray:
+    """nDCG of two systems, [2, queries], by humans who graded the top ten of both and nothing else.
+
+    Args:
+        takes_labels: the best ranking is of all that the judge labelled, with expected grades, as `relabel systems` has
+            it; else of the graded documents.
+    """
+    query_N = collection.query_of
+    orders = [collection.orders[collection.systems[place]] for place in pair]
+    is_graded_N = np.zeros(len(query_N), dtype=bool)
+    for order in orders:
+        is_graded_N[order[places_in_query(query_N[order], int(query_N.max()) + 1) < CUT.k]] = True
+    human_N = np.where(is_graded_N, collection.grades["human"], np.nan)
+    label_N = collection.grades[judge]
+    best_N = human_N.copy()
+    if takes_labels:
+        has_both_N = is_graded_N & ~np.isnan(label_N)
+        is_open_N = ~is_graded_N & ~np.isnan(label_N)
+        best_N[is_open_N] = expected_grades(label_N[has_both_N], human_N[has_both_N], label_N[is_open_N])
+    ideal_G = best_gains(query_N, best_N)
+    return np.array([top_figures(query_N[order], human_N[order], ideal_G, cut=CUT)[NDCG] for order in orders])
 
 
 def lexical_scores(queries: list[str], documents: list[str]) -> dict[str, np.ndarray]:
@@ -252,6 +285,45 @@ def print_coverage(collections: list[Collection], options: argparse.Namespace) -
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
+def print_shallow(collections: list[Collection], options: argparse.Namespace) -> None:
+    """Coverage of the truth by humans who graded all, where the gold queries' humans graded the top ten alone."""
+    print("| top ten graded alone | gold queries | best ranking of | coverage, mean | least of a judge | width |")
+    print("|---|---|---|---|---|---|")
+    for is_level, gold, takes_labels in itertools.product((False, True), options.gold, (False, True)):
+        if is_level and gold < FEWEST_FOR_LEVELS:
+            continue
+        found = [
+            shallow_outcome(collection, judge, options, gold=gold, is_level=is_level, takes_labels=takes_labels)
+            for collection in collections
+            for judge in collection.judges
+        ]
+        covered, widths = zip(*found, strict=True)
+        title = "nDCG@10" if is_level else "difference in nDCG@10"
+        ranked = "labelled documents" if takes_labels else "graded documents"
+        cells = (title, gold, ranked, f"{np.mean(covered):.3f}", f"{min(covered):.3f}", f"{np.mean(widths):.3f}")
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def shallow_outcome(
+    collection: Collection, judge: str, options: argparse.Namespace, *, gold: int, is_level: bool, takes_labels: bool
+) -> tuple[float, float]:
+    """The share of intervals that hold the truth by humans who graded all, and their mean width, of lexical systems."""
+    draw_RG = drawn(collection, options.draws, options.seed)
+    pairs = collection.pairs("lexical", judge)
+    chosen = np.sort(np.random.default_rng(options.seed).permutation(len(pairs))[: options.shallow_pairs])
+    covered, widths = [], []
+    for place in chosen:
+        pair = pairs[place]
+        whole, labelled = (collection.figures[who][NDCG][list(pair)] for who in ("human", judge))
+        shallow = graded_at_the_top(collection, judge, pair, takes_labels=takes_labels)
+        truth_G, human_G, judge_G = (one[1] if is_level else one[1] - one[0] for one in (whole, shallow, labelled))
+        human_RG, judge_RG = human_G[draw_RG], judge_G[draw_RG]
+        both = powered_mean(human_RG[:, :gold], judge_RG[:, :gold], judge_RG[:, gold:], is_fitted=gold >= FEWEST_TO_FIT)
+        covered.append(holds(both, truth_G.mean()))
+        widths.append((both.high - both.low).mean())
+    return float(np.mean(covered)), float(np.mean(widths))
+
+
 def print_decisions(collections: list[Collection], options: argparse.Namespace) -> None:
     """Decided, and decided wrongly, by the judge alone, humans alone and both."""
     print(f"| pairs whose nDCG@10 truly differs by {SHOWN} | gold queries | judge alone | humans alone | both |")
@@ -265,10 +337,11 @@ def print_decisions(collections: list[Collection], options: argparse.Namespace) 
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=60, help="Pairs of systems a judge at most, chosen at random.")
+    parser.add_argument("--shallow-pairs", type=int, default=20, help="The same for gold of the top ten alone.")
     parser.add_argument("--gold", type=int, nargs="+", default=[5, 10, 20])
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
@@ -279,6 +352,7 @@ def main() -> None:
     print(f"{judges} judges; {queries}; {options.draws} draws, seed {options.seed}")
     print_coverage(collections, options)
     print_decisions(collections, options)
+    print_shallow(collections, options)
     print(f"{time.perf_counter() - started:.0f} s")
 
 

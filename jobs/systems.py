@@ -52,7 +52,7 @@ from relabel.manifests.metrics.prediction_powered import (
     plain_mean,
     powered_mean,
 )
-from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, PRECISION, Cut, ideal_gains, top_figures
+from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, PRECISION, Cut, expected_grades, ideal_gains, top_figures
 from relabel.manifests.rankings import TABLES, Ranking, RankingColumns, load_rankings, refuse_run_file
 from relabel.manifests.run_labels import open_run_labels
 
@@ -189,19 +189,46 @@ class GradedTop:
 class Assessor:
     """Who graded pairs: the judge, or humans.
 
+    The best ranking of a query, by which its nDCG is measured, is of all documents with a grade. Humans grade few: of
+    the others that the judge labelled it takes what humans are expected to give them, see `expected_grades`. Else nDCG
+    by humans would be measured by a worse ranking than nDCG by the judge, and be another figure.
+
+    Args:
+        labels: the judge's, where humans are the assessor.
     Attributes:
         is_assessed: bool [G], the queries of which a pair has a grade.
+        num_expected: int64 [G], documents of each query whose grade is expected.
     """
 
-    def __init__(self, pairs: PairGrades, queries: pa.LargeBinaryArray, cut: Cut) -> None:
+    def __init__(
+        self, pairs: PairGrades, queries: pa.LargeBinaryArray, cut: Cut, *, labels: PairGrades | None = None
+    ) -> None:
         self._pairs = pairs
         self._cut = cut
-        grade_P = _as_floats(pairs.columns[GOLD])
-        query_P = pc.index_in(pairs.queries, value_set=queries).fill_null(-1).to_numpy()
-        query_P = query_P[pairs.keys // len(pairs.docs)]
-        is_used_P = (query_P >= 0) & ~np.isnan(grade_P)
-        self._ideal_G = ideal_gains(query_P[is_used_P], grade_P[is_used_P], num_queries=len(queries), cut=cut)
-        self.is_assessed = np.bincount(query_P[is_used_P], minlength=len(queries)) > 0
+        query_M, grade_M = _graded_pairs(pairs, queries)
+        self.is_assessed = np.bincount(query_M, minlength=len(queries)) > 0
+        query_U = np.empty(0, dtype=np.int64)
+        if labels is not None:
+            query_U, grade_U = self._expected(labels, queries)
+            query_M, grade_M = np.concatenate([query_M, query_U]), np.concatenate([grade_M, grade_U])
+        self.num_expected = np.bincount(query_U, minlength=len(queries))
+        self._ideal_G = ideal_gains(query_M, grade_M, num_queries=len(queries), cut=cut)
+
+    def _expected(self, labels: PairGrades, queries: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and expected grades of the documents that have a label alone, int64 and float64 [U]."""
+        query_P = _places_of_queries(labels, queries)
+        label_P = _as_floats(labels.columns[GOLD])
+        rows = np.flatnonzero((query_P >= 0) & ~np.isnan(label_P))
+        rows = rows[self.is_assessed[query_P[rows]]]
+        query_ids = labels.queries.take(pa.array(labels.keys[rows] // len(labels.docs)))
+        doc_ids = labels.docs.take(pa.array(labels.keys[rows] % len(labels.docs)))
+        grade_N = _as_floats(taken(self._pairs.columns[GOLD], self._pairs.places(query_ids, doc_ids)))
+        is_open_N = np.isnan(grade_N)
+        if is_open_N.all():
+            return np.empty(0, dtype=np.int64), np.empty(0)
+        label_N = label_P[rows]
+        expected_U = expected_grades(label_N[~is_open_N], grade_N[~is_open_N], label_N[is_open_N])
+        return query_P[rows[is_open_N]], expected_U
 
     def only(self, is_kept_G: np.ndarray) -> Assessor:
         """The same, of fewer queries."""
@@ -239,6 +266,20 @@ class Assessor:
 
     def _is_top(self, rows: RankedRows) -> np.ndarray:
         return np.asarray((rows.place < self._cut.k) & self.is_assessed[rows.query])
+
+
+def _places_of_queries(pairs: PairGrades, queries: pa.LargeBinaryArray) -> np.ndarray:
+    """Of each pair, the place of its query among some queries, int64 [P]; -1 where it is none of them."""
+    place_Q = pc.index_in(pairs.queries, value_set=queries).fill_null(-1).to_numpy().astype(np.int64)
+    return np.asarray(place_Q[pairs.keys // len(pairs.docs)])
+
+
+def _graded_pairs(pairs: PairGrades, queries: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and grades of the pairs that have one, of some queries: int64 and float64 [M]."""
+    query_P = _places_of_queries(pairs, queries)
+    grade_P = _as_floats(pairs.columns[GOLD])
+    is_used_P = (query_P >= 0) & ~np.isnan(grade_P)
+    return query_P[is_used_P], grade_P[is_used_P]
 
 
 def _as_floats(grades: pa.Array) -> np.ndarray:
@@ -673,7 +714,7 @@ def prepare(
         rows={name: ranked_rows(ranking, queries) for name, ranking in rankings.items()},
         queries=queries,
         judge=Assessor(judged, queries, cut),
-        humans=None if gold is None else Assessor(gold, queries, cut),
+        humans=None if gold is None else Assessor(gold, queries, cut, labels=judged),
         cut=cut,
         grades=grades,
     )
@@ -985,6 +1026,15 @@ def comparison_notes(comparison: Comparison, judged: PairGrades, gold: PairGrade
         num_unused = len(_graded_queries(gold)) - comparison.num_gold - len(comparison.in_part)
         if num_unused:
             found.append(f"gold queries that are not compared, left out: {num_unused:,}")
+    if comparison.humans is not None:
+        is_partly_G = comparison.is_gold & (comparison.humans.num_expected > 0)
+        if is_partly_G.any():
+            found.append(
+                f"humans graded fewer documents than the judge labelled in {int(is_partly_G.sum()):,} of "
+                f"{comparison.num_gold:,} gold queries: in the best ranking, by which nDCG is measured, the others "
+                "have the mean of what humans gave to documents with their label. A system's own nDCG is rather too "
+                f"high then: {PAGE}#the-best-ranking"
+            )
     return found
 
 

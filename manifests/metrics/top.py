@@ -42,6 +42,19 @@ def ideal_gains(query_P: np.ndarray, grade_P: np.ndarray, *, num_queries: int, c
     return ideal_dcg(query_P, grade_P, num_queries=num_queries, depth=cut.k)
 
 
+def expected_grades(label_M: np.ndarray, grade_M: np.ndarray, label_U: np.ndarray) -> np.ndarray:
+    """What humans would give documents that they did not grade, by a judge's labels: the mean of what they gave the
+    documents with that label; between labels of which they graded none, interpolated. float64 [U].
+
+    Args:
+        label_M, grade_M: of the documents that both graded, one at least.
+        label_U: the judge's labels of the others.
+    """
+    labels, place_M = np.unique(label_M, return_inverse=True)
+    means = np.bincount(place_M, weights=grade_M) / np.bincount(place_M)
+    return np.asarray(np.interp(label_U, labels, means))
+
+
 def top_figures(query_N: np.ndarray, grade_N: np.ndarray, ideal_G: np.ndarray, *, cut: Cut) -> dict[str, np.ndarray]:
     """Each of `FIGURES` by query, float64 [G]; 0 where the system returns nothing, or nothing is relevant.
 

@@ -4,8 +4,9 @@ written by hand; what it says first; what it refuses, and how.
 
 import itertools
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -532,6 +533,47 @@ def test_a_gold_query_has_four_fifths_of_each_systems_top_graded(
     if in_part:
         assert "humans.qrels: 3 queries are graded in part and do not count: q000 (" in in_part[0]
         assert found["systems"][0]["gold_documents"] == 90
+
+
+def discounted(grades: Iterable[float]) -> float:
+    """DCG of ten documents in this order."""
+    return sum(grade / math.log2(place + 2) for place, grade in enumerate(list(grades)[:10]))
+
+
+def test_ndcg_by_humans_who_graded_the_top_alone_is_measured_by_all_labelled_documents(
+    collection: Collection, compare: Compare
+) -> None:
+    """The best ranking has, for documents without a human's grade, the mean of what humans gave to their label."""
+    arguments = collection.write_all(gold=12)
+    queries = collection.queries[:12]
+    humans: Grades = {}
+    for query in queries:
+        tops = [sorted(held[query], key=held[query].__getitem__)[-10:] for held in collection.systems.values()]
+        humans[query] = {doc: collection.humans[query][doc] for top in tops for doc in top}
+    collection.write_qrels(humans, "humans.qrels", queries=12)
+    given: dict[int, list[int]] = {}
+    for query in queries:
+        for doc, grade in humans[query].items():
+            given.setdefault(collection.judge[query][doc], []).append(grade)
+    assert set(given) == set(range(4)), "humans graded documents of every label"
+    expected = dict[str, dict[str, float]]()
+    for name, held in collection.systems.items():
+        for query in queries:
+            ranked = sorted(held[query], key=held[query].__getitem__, reverse=True)
+            best = sorted(
+                (
+                    humans[query].get(doc, float(np.mean(given[label])))
+                    for doc, label in collection.judge[query].items()
+                ),
+                reverse=True,
+            )
+            value = discounted(humans[query][doc] for doc in ranked[:10]) / discounted(best)
+            expected.setdefault(name, {})[query] = min(value, 1.0)
+    found = compare(*arguments)
+    difference = np.mean([expected["bad"][query] - expected["good"][query] for query in queries])
+    (pair,) = found["pairs"]
+    assert pair["figures"]["ndcg@10"]["humans"]["value"] == pytest.approx(difference, abs=1e-9)
+    assert any("humans graded fewer documents than the judge labelled in 12 of 12" in note for note in found["notes"])
 
 
 def test_queries_graded_in_part_change_no_figure(collection: Collection, compare: Compare) -> None:
