@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from relabel.manifests.secrets import redacted
@@ -21,12 +22,12 @@ class BarAndLines(Progress):
 
 
 def new_bars(console: Console) -> BarAndLines:
-    """A bar without a task; its one task has the field `rates`."""
+    """A bar without a task, of which a terminal of 80 columns shows all; its one task has the field `left`."""
     return BarAndLines(
         TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("pairs · {task.fields[rates]}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("pairs · {task.fields[left]}"),
         console=console,
         transient=True,
     )

@@ -102,7 +102,7 @@ class Display:
 
             self._bars = new_bars(console)
             done = self._before
-            self._bars.add_task("labeling", total=done + self._total, completed=done, rates="the engine is starting")
+            self._bars.add_task("labeling", total=done + self._total, completed=done, left="the engine is starting")
 
     def __enter__(self) -> Display:
         if self._bars is not None:
@@ -167,11 +167,9 @@ class Display:
         )
 
     def _draw(self, bars: BarAndLines, seen: Seen) -> None:
-        parts = [seen.rates, seen.eta]
-        if seen.by_others:
-            parts.insert(0, seen.by_others)
-        bars.lines = seen.inside
-        bars.update(bars.task_ids[0], completed=seen.done, rates=" · ".join(parts))
+        rates = f"{seen.by_others} · {seen.rates}" if seen.by_others else seen.rates
+        bars.lines = [rates, *seen.inside]
+        bars.update(bars.task_ids[0], completed=seen.done, left=seen.eta)
 
     def _fields(self, seen: Seen) -> dict[str, Any]:
         """What the JSON form of a line holds besides its text."""

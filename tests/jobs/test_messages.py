@@ -21,7 +21,7 @@ import pytest
 
 from relabel.jobs import logs
 from relabel.jobs.logs import json_lines, redacted_streams
-from relabel.jobs.run.display import Display
+from relabel.jobs.run.display import DRAW_EVERY_S, Display
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.transfers import TransferDisplay
 from relabel.labelers.prompts import TEMPLATES_READ
@@ -213,6 +213,15 @@ def test_a_secret_that_the_bars_would_wrap_is_masked(
             way(display, f"{'x' * before}={form.format(SECRET)}")
     assert terminal.shown().count("***") >= 21
     assert "hunter2" not in terminal.shown()
+
+
+def test_a_terminal_of_80_columns_shows_how_many_pairs_are_done(terminal: Terminal) -> None:
+    progress = Progress(rows_of_others=5)
+    with contextlib.redirect_stderr(terminal), Display(progress, 1_200_500, before=700_000) as display:
+        time.sleep(2 * DRAW_EVERY_S)
+        display.update()
+    assert "700005/1900500pairs·ETA" in terminal.shown()
+    assert "5byotherworkers" in terminal.shown()
 
 
 def test_what_moves_is_named_without_its_secret(terminal: Terminal) -> None:
