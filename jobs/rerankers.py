@@ -91,22 +91,41 @@ class RerankerArgs(EngineArgs):
 
 
 def check_outputs(path: str) -> None:
-    """Refuse a classifier of several classes before a run is planned, as far as its configuration says so.
+    """Refuse what is no reranker before a run is planned, as far as the files beside the weights say so.
 
     Raises:
-        ManifestError: it gives several numbers a pair, or the configuration can't be read.
+        ManifestError: it is a bi-encoder, a language model, or a classifier of several classes; a file can't be read.
     """
+    modules = Path(path) / "modules.json"
+    if modules.exists() and str(_read_json(modules)[-1].get("type")).endswith(("Pooling", "Normalize")):
+        raise ManifestError(f"{path}: no cross-encoder: its modules end with a vector of the text. {BI_ENCODER}")
     file = Path(path) / "config.json"
     if not file.exists():  # of modules; `CrossEncoderFolder` counts what they give
         return
+    config = _read_json(file)
+    architecture = str((config.get("architectures") or [""])[0])
+    if architecture.endswith("ForCausalLM") and not modules.exists():
+        raise ManifestError(
+            f"{path}: {architecture} without modules.json: a language model, which would be asked without a prompt. As "
+            "a teacher it is the engine.model of a job (`relabel init`); a reranker that is a language model brings "
+            "modules.json, which says how its scores are read."
+        )
+    num_outputs = len(config.get("id2label") or (0, 1))  # two where nothing is saved
+    if architecture.endswith("ForSequenceClassification") and num_outputs != 1:
+        raise ManifestError(_several_numbers(path, num_outputs))
+
+
+def _read_json(file: Path) -> Any:
     try:
-        config = json.loads(file.read_bytes())
+        return json.loads(file.read_bytes())
     except (OSError, ValueError) as exc:
         raise ManifestError(f"{file}: can't be read as JSON: {exc}.") from exc
-    architectures = config.get("architectures") or [""]
-    num_outputs = len(config.get("id2label") or (0, 1))  # two where nothing is saved
-    if architectures[0].endswith("ForSequenceClassification") and num_outputs != 1:
-        raise ManifestError(_several_numbers(path, num_outputs))
+
+
+BI_ENCODER = (
+    "If it is a bi-encoder: `relabel pairs similar PAIRS --to FILE --model FOLDER` writes its cosines, which `relabel "
+    "evaluate --baseline` reads."
+)
 
 
 def _several_numbers(path: str, count: int) -> str:
@@ -139,9 +158,7 @@ def check_head(model: Any, path: str) -> None:
         below = f"{inner.base_model_prefix}."
         first = min(missing, key=lambda name: (name.startswith(below), "bias" in name, name))
         raise ManifestError(
-            f"{path}: no cross-encoder: its weights have no {first}, which would be random. If it is a "
-            "bi-encoder: `relabel pairs similar PAIRS --to FILE --model FOLDER` writes its cosines, which `relabel "
-            "evaluate --baseline` reads."
+            f"{path}: no cross-encoder: its weights have no {first}, which would be random. {BI_ENCODER}"
         )
 
 

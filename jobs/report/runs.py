@@ -41,6 +41,7 @@ from relabel.manifests.labels import (
     Reads,
     label_rows,
 )
+from relabel.manifests.plan import Plan
 from relabel.manifests.run_labels import conformed, file_schema
 from relabel.manifests.secrets import shortened
 
@@ -237,7 +238,7 @@ def run_facts(run: RunArtifact) -> Facts:
     asked = "student" if run.kind == "scores" else "teacher"
     rows: list[tuple[str, Cell]] = [
         ("state", _state(run)),
-        ("labeler", f"{plan.facts.labeler.name}, grades 0 to {plan.facts.labeler.grades - 1}"),
+        ("labeler", _labeler_text(plan)),
         *((asked, _engine_text(engine)) for engine in run.snapshot.engines),
         ("rows", f"{tally.rows:,} of {plan.rows:,} done, {plan.queries:,} queries"),
         ("shards, chunks", f"{len(plan.shards):,}, {plan.num_chunks:,}"),
@@ -257,6 +258,11 @@ def run_facts(run: RunArtifact) -> Facts:
     rows.append(("fingerprint", plan.fingerprint[:DIGITS]))
     rows.append(("path", run.path))
     return Facts(f"{'Scores' if run.kind == 'scores' else 'Label run'} {run.name}", rows)
+
+
+def _labeler_text(plan: Plan) -> str:
+    name, grades = plan.facts.labeler.name, plan.facts.labeler.grades
+    return f"{name}, grades 0 to {grades - 1}" if grades else f"{name}, without grades"
 
 
 def _state(run: RunArtifact) -> Badge:

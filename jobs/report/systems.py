@@ -44,7 +44,11 @@ def systems_section(
         compared = compare_systems(systems, options, storage)
     except TooFewGoldError as exc:
         return Section("systems", "Systems", [Paragraph(f"The systems are not compared. {exc}", "warn")]), []
-    return Section("systems", "Systems", with_plot(compared)), [pair.sentence for pair in compared.pairs]
+    whose = f"By the labels of {judges[0]}, the first of {len(judges)} runs." if len(judges) > 1 else ""
+    blocks = with_plot(compared)
+    if whose:
+        blocks.insert(0, Paragraph(whose))
+    return Section("systems", "Systems", blocks), [f"{pair.sentence} {whose}".rstrip() for pair in compared.pairs]
 
 
 def with_plot(compared: ComparedSystems) -> list[Block]:

@@ -110,6 +110,8 @@ def test_a_folder_scores_as_sentence_transformers_does_and_its_labels_only_rank(
     held = {tuple(line.split()[0:3:2]): float(line.split()[4]) for line in Path("theirs.run").read_text().splitlines()}
     assert list(held.values()) == pytest.approx(sorted_scores(labels, held), abs=1e-6)
     relabel("evaluate", "a=out/theirs", "b=out/theirs").refused(2, "only rank", "relabel systems")
+    assert relabel("report", "out/theirs", "--to", "theirs.html").code == 0
+    assert "reranker, without grades" in Path("theirs.html").read_text(encoding="utf-8")
 
 
 def test_a_rerankers_output_is_a_system_and_a_baseline_in_the_order_of_its_scores(
@@ -156,8 +158,25 @@ def test_a_bi_encoder_is_refused_since_its_head_would_be_random(
         Path("bi/1_Pooling").mkdir()
         Path("bi/1_Pooling/config.json").write_text('{"word_embedding_dimension": 16}')
     refused = relabel("score", "bi", "--input", "pairs.parquet", "--to", "out/dl", "--device", "cpu")
-    refused.refused(3, "bi: no cross-encoder: its weights have no classifier.weight", "random", "relabel pairs similar")
+    why = {
+        "modules": ("its modules end with a vector of the text",),
+        "bare": ("its weights have no classifier.weight", "random"),
+    }
+    refused.refused(3, "bi: no cross-encoder: ", *why[form], "relabel pairs similar")
     assert not list(Path("out").rglob("*.parquet"))
+
+
+def test_a_teacher_is_not_taken_for_a_reranker(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], cross_encoder: Callable[..., Path]
+) -> None:
+    """A language model that sentence-transformers would ask without a prompt; its labels come of a job."""
+    write_pairs()
+    shutil.copytree(cross_encoder(), "teacher")
+    config = json.loads(Path("teacher/config.json").read_bytes())
+    Path("teacher/config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    refused = relabel("score", "teacher", "--input", "pairs.parquet", "--to", "out/dl", "--device", "cpu")
+    refused.refused(3, "teacher: LlamaForCausalLM without modules.json: a language model", "engine.model of a job")
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(("knows", "maker"), [("judge", "student"), ("another", "other"), ("", None)])
@@ -233,6 +252,7 @@ def test_a_model_that_is_no_reranker_or_an_option_of_students_is_refused(
     relabel("score", "http://me:secret@127.0.0.1:9/rerank", *rest).refused(3, "holds a password")
     (folder / "nothing").mkdir()
     relabel("score", "nothing", *rest).refused(3, "holds no student.json")
+    relabel("score", "nothin", *rest).refused(3, "nothin: no such folder. Did you mean nothing?")
 
 
 # A server.

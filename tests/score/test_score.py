@@ -204,7 +204,7 @@ def test_a_folder_that_is_not_the_whole_student_that_was_trained_is_refused(
     write_pairs()
     (folder / "empty").mkdir()
     score(student="empty").refused(3, "holds no student.json")
-    score(student="absent").refused(3, "holds no student.json", "relabel distill", "relabel export")
+    score(student="absent").refused(3, "absent: no such folder.")
     (folder / "pulled/.versions").mkdir(parents=True)
     score(student="pulled").refused(3, "pulled/current")
     student = Path(shutil.copytree(tiny, folder / "copy"))

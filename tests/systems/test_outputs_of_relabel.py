@@ -3,6 +3,7 @@ a system's scores; and the report shows the comparison.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def test_the_report_shows_the_comparison_with_a_plot(judged: Callable[[str], Non
     assert done.json["sections"][0] == "verdict"
     assert done.json["verdicts"][1] == shown.json["pairs"][0]["sentence"]  # after that answers are made up
     assert "difference, with its 95 % interval" in page or "differences of systems" in page
+
+
+def test_the_report_of_several_runs_says_by_whose_labels_systems_are_compared(
+    judged: Callable[[str], None], relabel: Relabel
+) -> None:
+    judged("out/ecom")
+    shutil.copytree("out/ecom", "out/again")
+    systems = ("--system", "student=out/scores", "--system", "a.run")
+    done = relabel("report", "out/ecom", "out/again", "--gold", "pairs.parquet", *systems, "--output", "json")
+    whose = "By the labels of out/ecom, the first of 2 runs."
+    assert any(verdict.endswith(whose) for verdict in done.json["verdicts"])
+    assert whose in Path("report.html").read_text(encoding="utf-8")
 
 
 def test_the_page_is_written_and_says_why_systems_are_not_compared_by_too_few_gold_queries(
