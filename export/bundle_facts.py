@@ -16,9 +16,6 @@ from relabel.manifests.errors import UsageError
 from relabel.manifests.phi import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
 
-HUB_RECORD_NAME = "relabel.json"
-"""In a folder for Hugging Face's libraries: its recipe, its lineage, and what was measured."""
-
 
 @dataclass(frozen=True)
 class TokenLengths:

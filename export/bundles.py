@@ -31,6 +31,8 @@ from relabel.manifests.records import readable_json
 from relabel.manifests.store import LocalStore, sync_folder
 
 MANIFEST_NAME = MANIFEST
+HUB_RECORD_NAME = "relabel.json"
+"""In a folder for Hugging Face's libraries: its recipe, its lineage, and what was measured."""
 RecordT = TypeVar("RecordT")
 _ERRORS: dict[int, type[RelabelError]] = {
     USAGE: UsageError,
@@ -165,6 +167,11 @@ def _refuse_other_outputs(folder: Path) -> None:
         raise ManifestError(
             f"{folder}: a teacher, of which there is no bundle. It labels as a job's engine.model; bundles are made of "
             "students, by `relabel export`."
+        )
+    if (folder / HUB_RECORD_NAME).exists():
+        raise ManifestError(
+            f"{folder}: a folder for sentence-transformers or transformers (`relabel export --format`), and no bundle. "
+            "Make one of its student: relabel export STUDENT --to BUNDLE"
         )
     if (folder / "checkpoints").is_dir() and not path.exists():
         raise ManifestError(

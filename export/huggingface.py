@@ -33,8 +33,8 @@ from relabel.distill.students.model import (
     student_digest,
 )
 from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student
-from relabel.export.bundle_facts import CARD_NAME, HUB_RECORD_NAME, render_card
-from relabel.export.bundles import made_before, new_folder_for
+from relabel.export.bundle_facts import CARD_NAME, render_card
+from relabel.export.bundles import HUB_RECORD_NAME, made_before, new_folder_for
 from relabel.export.exporting import Report, pairs_to_compare, student_manifest
 from relabel.export.hub_onnx import GRAPHS, GraphFile, folded_head, measure_graphs, write_graphs
 from relabel.export.hub_parity import (

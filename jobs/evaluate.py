@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from relabel.distill.students.examples import SIDES, folded, query_sides, read_pairs
 from relabel.distill.students.spec import SplitFacts
-from relabel.export.bundle_facts import HUB_RECORD_NAME
+from relabel.export.bundles import HUB_RECORD_NAME
 from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
 from relabel.manifests.errors import InputError, ManifestError, UsageError

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from relabel.distill.students.spec import STUDENT_NAME
-from relabel.export.bundle_facts import HUB_RECORD_NAME
+from relabel.export.bundles import HUB_RECORD_NAME
 from relabel.export.conform import APIS, RerankServer
 from relabel.export.loader import LOADER
 from relabel.jobs.job import Job

@@ -101,7 +101,9 @@ def span_s(text: str, option: str = "--for") -> float:
     parts = [float(part or 0) for part in match.groups()] if match is not None else [0.0]
     seconds = sum(part * unit_s for part, unit_s in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not 0 < seconds <= LONGEST_S:
-        raise UsageError(f"{option} {text}: want a length with its unit, a year at most: 45s, 90m, 2h, 1h30m or 7d.")
+        raise UsageError(
+            f"{option} {text}: want a length above 0 with its unit, a year at most: 45s, 90m, 2h, 1h30m or 7d."
+        )
     return seconds
 
 

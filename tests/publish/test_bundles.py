@@ -95,6 +95,12 @@ def test_a_hostile_manifest_is_refused(bundle: Callable[..., Path], change: dict
         open_bundle(folder)
 
 
+def test_a_folder_for_sentence_transformers_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "relabel.json").write_text("{}")
+    with pytest.raises(ManifestError, match="a folder for sentence-transformers or"):
+        open_bundle(tmp_path)
+
+
 HOSTILE = [
     "",
     "/etc/passwd",
