@@ -29,6 +29,7 @@ from relabel.export.conform import conform as compare
 from relabel.export.loader import BundleError, Encoder, read_manifest
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.publishing import (
+    SETTLE_S,
     Moved,
     SigningKey,
     bundle_in,
@@ -339,8 +340,8 @@ def _shown_version(url: str, name: str, version: dict[str, Any]) -> TextResult:
 def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     """Remove versions that no channel points to any more, and objects that no version names.
 
-    In two steps: what is found gets a gc mark, and a gc that runs a day later deletes it, so that no publisher loses
-    what it is about to rely on.
+    In two steps: what is found gets a gc mark, and a gc that runs a day later (after --grace, if that is shorter)
+    deletes it, so that no publisher loses what it is about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
     bundle_store = _open_existing(url)
@@ -348,9 +349,15 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
     has_work = found["marked"] or found["deleted"] or found["swept"]
     code = Exit.DONE if has_work or not deletes else Exit.NOTHING_TO_DO
+    did = "nothing was touched. To do it: --delete"
+    if deletes and found["marked"]:
+        wait = grace if grace_s < SETTLE_S else "a day"
+        did = f"done. What is marked is deleted by the same command, {wait} or more after it was marked"
+    elif deletes:
+        did = "done"
     return emit(
         Summary(
-            f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete",
+            f"{bundle_store.url}: {did}",
             {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)},
         ),
         output,

@@ -196,7 +196,9 @@ def verify_destination(folder: Path, output: str) -> int:
     state, fault = _checked(folder)
     served = state.served[0]
     if fault:
-        raise ManifestError(f"{fault}. To repair it: relabel pull URL/{state.name} {folder}.")
+        raise ManifestError(
+            f"{fault}. To repair it: relabel pull URL/{state.name}@{served.channel or served.version} {folder}."
+        )
     result = {
         "destination": str(folder),
         "name": state.name,

@@ -73,6 +73,31 @@ def test_a_bundle_goes_from_publish_to_pull_to_rollback_with_the_codes_of_the_ta
     assert call(10, "gc", url, "--delete")["deleted"] == []
 
 
+def test_verify_names_the_channel_that_a_damaged_version_came_by(
+    relabel: Relabel, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    store, dest = str(tmp_path / "store"), tmp_path / "dest"
+    assert relabel("publish", str(bundle("one")), store, "--channel", "candidate").code == 0
+    assert relabel("pull", f"{store}/ecom@candidate", str(dest)).code == 0
+    (dest / "current/manifest.json").write_bytes(b"{")
+    said = f"To repair it: relabel pull URL/ecom@candidate {dest}."
+    relabel("verify", str(dest)).refused(3, said)
+
+
+def test_the_first_gc_says_when_what_it_marked_is_deleted(
+    relabel: Relabel, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    for text in ("one", "two"):
+        assert relabel("publish", str(bundle(text)), store, "--channel", "stable").code == 0
+    time.sleep(1.1)
+    gc = ("gc", store, "--keep", "1", "--grace", "1s", "--delete")
+    marked = relabel(*gc)
+    assert marked.out.startswith(f"{store}: done. What is marked is deleted by the same command, 1s or more after")
+    time.sleep(1.1)
+    assert relabel(*gc).out.startswith(f"{store}: done\n")
+
+
 def test_what_a_store_holds_is_printed_golden_down_to_the_order_of_keys(
     relabel: Relabel, store: str, bundle: Callable[..., Path], golden: Callable[[str, str], None]
 ) -> None:
