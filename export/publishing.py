@@ -637,14 +637,29 @@ def _below_baselines(facts: Mapping[str, Any]) -> list[str]:
     """Where the student is no better than a baseline on its test split, by the figures that a bundle carries; older
     bundles have none.
     """
-    test: Any = facts
-    for name in ("lineage", "student", "metrics", "test"):
-        test = test.get(name) if isinstance(test, dict) else None
-    if not isinstance(test, dict) or not test.get("baselines"):
+    test = _test_figures(facts)
+    if test is None:
         return []
     from relabel.manifests.metrics.evaluation import Baselines, not_beaten  # brings numpy, which a move does without
 
     return not_beaten(test["student"], checked(Baselines, test["baselines"]))
+
+
+def baselines_within_chance(facts: Mapping[str, Any]) -> list[str]:
+    """Where the student is better than a baseline on its test split by no more than chance explains."""
+    test = _test_figures(facts)
+    if test is None:
+        return []
+    from relabel.manifests.metrics.evaluation import Baselines, not_shown_to_beat
+
+    return not_shown_to_beat(test["student"], test.get("intervals"), checked(Baselines, test["baselines"]))
+
+
+def _test_figures(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    test: Any = facts
+    for name in ("lineage", "student", "metrics", "test"):
+        test = test.get(name) if isinstance(test, dict) else None
+    return test if isinstance(test, dict) and test.get("baselines") else None
 
 
 def _below_reasons(below: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from relabel.distill.students.spec import LearnedGold, StudentManifest
 from relabel.distill.teachers.teaching import TeacherReport
 from relabel.distill.training.output import TrainingFacts
 from relabel.jobs.output import Printed, grid
-from relabel.manifests.metrics.evaluation import not_beaten
+from relabel.manifests.metrics.evaluation import not_beaten, not_shown_to_beat
 from relabel.manifests.records import as_object, plain
 from relabel.manifests.secrets import counted, one_line
 
@@ -63,13 +63,16 @@ def _trained(training: TrainingFacts) -> str:
 
 
 def _verdict(manifest: StudentManifest) -> str:
-    """Whether a student beats the baselines of its test split."""
+    """Whether a student beats the baselines of its test split, by more than chance."""
     test = manifest.metrics.test
     if test.baselines is None:
         return "not known: no test row has a grade to judge by"
     over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
     below = "; ".join(not_beaten(test.student, test.baselines))
-    return f"no better than a baseline {over}: {below}" if below else f"above the baselines {over}"
+    if below:
+        return f"no better than a baseline {over}: {below}"
+    unclear = "; ".join(not_shown_to_beat(test.student, test.intervals, test.baselines))
+    return f"not shown to be better than a baseline {over}: {unclear}" if unclear else f"above the baselines {over}"
 
 
 @dataclass(frozen=True)

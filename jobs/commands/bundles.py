@@ -32,6 +32,7 @@ from relabel.export.publishing import (
     SETTLE_S,
     Moved,
     SigningKey,
+    baselines_within_chance,
     bundle_in,
     bundles_in,
     channel_names,
@@ -131,6 +132,14 @@ def publish(
             rereads=reread,
             is_anyway=anyway,
             failed_audits=failed_audits(opened),
+        )
+    unclear = baselines_within_chance(opened.facts)
+    if channel is not None and unclear:
+        logs.write(
+            f"{bundle}: on its test split the student is not shown to be better than a baseline: {'; '.join(unclear)}. "
+            "More test queries would show it.",
+            level="warning",
+            event="publish",
         )
     code = Exit.DONE if done.has_changed else Exit.NOTHING_TO_DO
     result = {

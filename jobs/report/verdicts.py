@@ -9,7 +9,7 @@ from typing import Any
 from relabel.jobs.evaluate import manifest_of_scorer
 from relabel.jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
 from relabel.jobs.sections import Paragraph, Section
-from relabel.manifests.metrics.evaluation import Baselines, baselines_not_beaten
+from relabel.manifests.metrics.evaluation import Baselines, baselines_not_beaten, not_shown_to_beat
 from relabel.manifests.metrics.judged import title_of
 from relabel.manifests.records import checked, plain
 
@@ -70,5 +70,9 @@ def verdict_of(name: str, manifest: Mapping[str, Any]) -> Paragraph:
     gates = "".join(f" A gate refuses it: {text}." for text in refused)
     if below:
         return Paragraph(f"The student {name} is no better than {' and '.join(below)}. {over}.{gates}", "bad")
+    unclear = not_shown_to_beat(figures, test.get("intervals"), baselines)
+    if unclear:
+        text = f"The student {name} is not shown to be better than a baseline: {'; '.join(unclear)}. {over}.{gates}"
+        return Paragraph(text, "bad" if refused else "warn")
     text = f"The student {name} is above the baselines. {over}.{gates}"
     return Paragraph(text, "bad" if refused else "good")

@@ -4,7 +4,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -195,24 +195,43 @@ class NotBeaten:
 
 
 def baselines_not_beaten(figures: Mapping[str, float | None], baselines: Baselines) -> list[NotBeaten]:
-    """Which baselines some labels are below; of kappa, where every constant has 0, not above."""
-    missed = []
+    """Which baselines some labels are not above; where all is right, nothing can be."""
+    return [
+        NotBeaten(name, value, kind, bound)
+        for name, value, kind, bound in _bounded(figures, baselines)
+        if value <= bound and value < 1.0
+    ]
+
+
+def _bounded(figures: Mapping[str, float | None], baselines: Baselines) -> Iterator[tuple[str, float, str, float]]:
+    """Each figure that has a baseline: its name and value, the baseline's kind and value. Constants have kappa 0."""
     for name, kind in BOUNDS:
         value = figures.get(name)
         bound = baselines.of(name).get(kind, 0.0 if name == "kappa" else None)
-        if value is None or bound is None:
-            continue
-        if value < bound or (name == "kappa" and value == bound):
-            missed.append(NotBeaten(name, value, kind, bound))
-    return missed
+        if value is not None and bound is not None:
+            yield name, value, kind, bound
 
 
 def not_beaten(figures: Mapping[str, float | None], baselines: Baselines) -> list[str]:
-    """The same in words."""
+    """The same as `baselines_not_beaten` in words."""
     return [
         f"{missed.figure} {missed.value:.4f}, the {BASELINE_NAMES[missed.kind]} baseline {missed.bound:.4f}"
         for missed in baselines_not_beaten(figures, baselines)
     ]
+
+
+def not_shown_to_beat(
+    figures: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]] | None, baselines: Baselines
+) -> list[str]:
+    """Which baselines some labels are above by no more than chance explains: the 95 % interval holds them. In words."""
+    found = []
+    for name, value, kind, bound in _bounded(figures, baselines):
+        if intervals is None or name not in intervals:
+            continue
+        low, high = intervals[name]
+        if low <= bound < value:
+            found.append(f"{name} {low:.4f} to {high:.4f} holds the {BASELINE_NAMES[kind]} baseline {bound:.4f}")
+    return found
 
 
 # ------------------------------------------------------------------------------

@@ -500,6 +500,20 @@ def test_a_channel_takes_a_student_below_a_baseline_with_anyway_alone(
     assert relabel(*shown, "--output", "json").json["kept"][0]["refused_by"] == [named]
 
 
+@pytest.mark.parametrize(("low", "warns"), [(0.45, True), (0.55, False)])
+def test_a_student_that_is_above_a_baseline_by_chance_alone_is_warned_of(
+    relabel: Callable[..., Any], tmp_path: Path, bundle: Callable[..., Path], low: float, warns: bool
+) -> None:
+    folder = bundle()
+    student = {"rows": 9, "accuracy": 0.6, "kappa": 0.1, "ndcg@10": 0.9}
+    test = {"rows": 9, "student": student, "baselines": BOUNDS, "intervals": {"accuracy": [low, 0.8]}}
+    seal_bundle(folder, {"name": "ecom", "lineage": {"student": {"metrics": {"test": test}}}, "grades": 3})
+    done = relabel("publish", str(folder), str(tmp_path / "store"), "--channel", "stable")
+    assert done.code == 0
+    said = "not shown to be better than a baseline: accuracy 0.4500 to 0.8000 holds the constant baseline 0.5000."
+    assert (said in done.err) == warns
+
+
 def test_all_that_refuses_a_student_is_named_at_once(
     local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:

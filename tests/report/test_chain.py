@@ -265,6 +265,12 @@ VERDICTS: dict[str, tuple[dict[str, Any], str, str]] = {
         "is no better than the constant grade 1 (accuracy 0.700 against 0.800). On its test",
         "bad",
     ),
+    "as good as one grade": ({"baselines": bounds(0.7, 0.1)}, "is no better than the constant grade 1", "bad"),
+    "above by chance": (
+        {"baselines": bounds(0.3, 0.1), "intervals": {"accuracy": [0.25, 0.9], "ndcg@10": [0.2, 0.8]}},
+        "is not shown to be better than a baseline: accuracy 0.2500 to 0.9000 holds the constant baseline 0.3000. On",
+        "warn",
+    ),
     "above": ({"baselines": bounds(0.3, 0.1)}, "is above the baselines. On its test split", "good"),
     "without texts": ({"baselines": bounds(0.3, None)}, "is above the baselines", "good"),
     "an older student": ({"baselines": None}, "is not known: its manifest holds no baselines", "warn"),
