@@ -36,6 +36,8 @@ from relabel.manifests.secrets import one_line, redacted, shortened
 
 TOLERANCE = BF16_TOLERANCE
 """The largest difference of scores from 0 to 1 that an ordinary change of runtime or precision makes."""
+MUCH_NEARER = 2.0
+"""By so much a server's mean difference from another precision than the default is smaller, where that is served."""
 BATCH = 64
 OVER = 2.0
 """The text over the limit has so many words for each token that the student reads."""
@@ -417,12 +419,22 @@ def _answers_by_precision(student: Student, pairs: Sequence[Pair]) -> dict[str, 
 
 
 def _nearest_match(answers: Mapping[str, np.ndarray], num_grades: int, served_N: np.ndarray) -> Match:
-    matches = []
+    """The scale and precision by which a server is nearest to the bundle.
+
+    Args:
+        answers: of the default precision first. Another one has to be much nearer, as it is where that is served; of a
+            server that is wrong, chance would choose.
+    """
+    nearest = []
     for precision, expected_N in answers.items():
-        for scale in scales_of(num_grades):
-            apart_N = np.abs(expected_N - scale.share(served_N))
-            matches.append(Match(precision, scale, expected_N, apart_N))
-    return min(matches, key=lambda match: float(match.apart.mean()))
+        matches = [
+            Match(precision, scale, expected_N, np.abs(expected_N - scale.share(served_N)))
+            for scale in scales_of(num_grades)
+        ]
+        nearest.append(min(matches, key=lambda match: float(match.apart.mean())))
+    default, *others = nearest
+    other = min(others, key=lambda match: float(match.apart.mean()), default=default)
+    return other if other.apart.mean() < default.apart.mean() / MUCH_NEARER else default
 
 
 def _rms(values_N: np.ndarray) -> float:
