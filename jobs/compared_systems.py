@@ -258,7 +258,7 @@ def plan_blocks(plan: JudgingPlan | None) -> list[Block]:
     if plan is None:
         return []
     if not plan.queries:
-        return [Paragraph(f"Nothing more to judge: a difference of {plan.width:g} is shown already.")]
+        return [Paragraph(f"The plan names no query: {plan.reason}.")]
     caption = (
         f"judge these {len(plan.queries):,} queries next, {plan.pairs:,} documents, seed {plan.seed}: {plan.reason}"
     )

@@ -302,6 +302,8 @@ def _places_in_plan(labels: Labelled, path: str, storage: Storage) -> tuple[np.n
         raise InputError(f"{path}: is not what `relabel systems … --plan --output json` prints.") from exc
     open_pairs = {(query, doc) for query, docs in asked.items() for doc in docs}
     num_asked = len(open_pairs)
+    if not num_asked:
+        raise InputError(f"{path}: the plan names no query; its `plan.reason` says why.")
     query_N = pc.index_in(labels.query_ids, value_set=ids_of(asked)).fill_null(-1).to_numpy()
     value_N = np.full(len(query_N), -np.inf)
     rows = np.flatnonzero(query_N >= 0)

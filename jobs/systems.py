@@ -1065,6 +1065,9 @@ def judging_plan(
     elif max(wanted) < for_levels:
         count = for_levels
         reason = least
+    elif max(wanted) <= 0:
+        count = 0
+        reason = f"a difference of {options.width:g} in nDCG@{options.k} is shown already for each pair"
     else:
         count = max(wanted)
         reason = f"{count:,} more would show a difference of {options.width:g} in nDCG@{options.k} for each pair"

@@ -120,8 +120,8 @@ class Tracked:
 
 
 def track(rows: Judged, judged: JudgedLabels, file: str, *, day: str | None = None) -> Tracked:
-    """Add a line to a file, in place of its last one where that is of the same day and fingerprint. Labels that an
-    earlier line is of already add none: a look at them says nothing new.
+    """Add a line to a file, in place of its last one where that is of the same day and fingerprint, which of a label
+    file is its place's. Labels that an earlier line is of already add none: a look at them says nothing new.
 
     Args:
         rows: what was judged.
@@ -187,7 +187,7 @@ def line_of(judged: JudgedLabels, day: str) -> dict[str, str]:
     values = (
         day,
         str(first.get("model_name", "")),
-        str(first.get("fingerprint", "")),
+        str(first.get("fingerprint") or digest_of(place_of(first["path"]))[:16]),
         f"{figure.value:.6f}",
         f"{figure.low:.6f}",
         f"{figure.high:.6f}",

@@ -317,7 +317,16 @@ def _holds_hits(path: str, storage: Storage) -> bool:
         value = json.loads(first)
     except ValueError:
         return False
-    return isinstance(value, dict) and ("hits" in value or "response" in value)
+    if not isinstance(value, dict):
+        return False
+    return "hits" in value or "response" in value or _is_by_query(value)
+
+
+def _is_by_query(value: dict[str, Any]) -> bool:
+    """Whether an object is `{"QUERY_ID": ANSWER, …}`."""
+    if not value or "hits" in value:
+        return False
+    return all(isinstance(answer, dict) and "hits" in answer for answer in value.values())
 
 
 def _line_answers(path: str, storage: Storage) -> Iterator[tuple[str, Any]]:
@@ -328,7 +337,10 @@ def _line_answers(path: str, storage: Storage) -> Iterator[tuple[str, Any]]:
             value = json.loads(line)
         except ValueError as exc:
             raise InputError(f"{path}: line {number} is not JSON ({exc}). One answer a line is wanted.") from exc
-        yield _named_answer(path, value, f"line {number}")
+        if isinstance(value, dict) and _is_by_query(value):
+            yield from value.items()
+        else:
+            yield _named_answer(path, value, f"line {number}")
 
 
 def _named_answer(path: str, value: Any, where: str) -> tuple[str, Any]:

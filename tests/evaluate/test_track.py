@@ -59,6 +59,17 @@ def test_a_line_a_day_with_agreement_and_the_share_of_each_grade(look: Callable[
     assert first["pairs"] == "240"
 
 
+def test_two_label_files_of_one_day_are_two_looks(look: Callable[..., Any], relabel: Relabel) -> None:
+    """And one that is looked at again takes the place of its line."""
+    look(0, 40)
+    Path("labels.jsonl").rename("other.jsonl")
+    other = ("evaluate", "other.jsonl", "--qrels", "other.jsonl", "--grade", "gold", "--track", "track.csv")
+    assert "2 looks" in relabel(*other).out
+    assert len({line["fingerprint"] for line in lines()}) == len(lines()) == 2
+    assert relabel(*other).code == 0
+    assert len(lines()) == 2
+
+
 def test_agreement_that_rose_is_no_fall(look: Callable[..., Any]) -> None:
     look(0, 44)
     outcome = look(1, 40)

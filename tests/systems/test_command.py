@@ -246,7 +246,18 @@ def test_the_plan_asks_for_the_wanted_width(collection: Collection, compare: Com
     narrow = compare(*arguments, "--plan", "--width", "0.06")
     assert len(narrow["plan"]["queries"]) > len(wide["plan"]["queries"])
     assert narrow["plan"]["queries"][: len(wide["plan"]["queries"])] == wide["plan"]["queries"]
-    assert compare(*arguments, "--plan", "--width", "0.9")["plan"]["queries"] == []
+    nothing = compare(*arguments, "--plan", "--width", "0.9")["plan"]
+    assert (nothing["queries"], "is shown already for each pair" in nothing["reason"]) == ([], True)
+
+
+def test_a_plan_where_all_is_judged_says_that_queries_have_to_be_added(
+    collection: Collection, relabel: Relabel
+) -> None:
+    arguments = (*collection.write_all(gold=40), "--plan", "--width", "0.02")
+    done = relabel("systems", *arguments)
+    assert "The plan names no query: " in done.out
+    assert "nobody judged 0 of those that there are, so queries have to be added" in done.out
+    assert "shown already" not in done.out
 
 
 @pytest.mark.parametrize("gold", [6, 12, 36])
@@ -308,6 +319,7 @@ def test_what_the_plan_asks_and_the_run_lacks_is_counted_and_another_file_is_ref
     assert "order      that of the plan's queries\n" in shown.out
     assert "random" not in shown.out
     assert "relabel pairs unjudged" in shown.out
+    review({"plan": {"documents": {}}}).refused(3, "plan.json: the plan names no query")
     review({"plan": {"documents": {"q7": ["d0"]}}}).refused(3, "plan.json: out/ecom has a label of none")
     for other in ({"plan": None}, {"plan": {"queries": ["q1"]}}, ["q1"], {"plan": {"documents": {"q1": "d0"}}}):
         review(other).refused(3, "plan.json: is not what `relabel systems … --plan --output json` prints")

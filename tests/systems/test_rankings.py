@@ -82,6 +82,8 @@ def test_answers_of_a_search_engine_are_in_their_own_order(write_lines: Write, v
 def test_answers_come_a_line_each_too(write_lines: Write) -> None:
     lines = [json.dumps({"query_id": "q1", **hits("b", "007", "a")}), "", json.dumps({"query_id": "q2", **hits("é")})]
     assert read(write_lines("hits.jsonl", lines)) == ORDER
+    by_query = [json.dumps({"q1": hits("b", "007", "a")}), json.dumps({"q2": hits("é")})]
+    assert read(write_lines("by-query.jsonl", by_query)) == ORDER
 
 
 @pytest.mark.parametrize(
