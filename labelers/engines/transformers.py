@@ -63,6 +63,29 @@ def resolve_checkpoint(spec: EngineSpec, cache_dir: str | None) -> ResolvedModel
     return resolve_model(spec.model, cache_dir=Path(cache_dir) if cache_dir else None)
 
 
+def check_language_model(spec: EngineSpec, cache_dir: str | None) -> None:
+    """Refuse, before anything is loaded, a model that by its config.json generates no text.
+
+    Raises:
+        ModelError: names its class.
+    """
+    resolved = resolve_checkpoint(spec, cache_dir)
+    try:
+        config = json.loads((resolved.path / "config.json").read_bytes())
+        architecture = str((config.get("architectures") or [""])[0])
+    except (OSError, ValueError, AttributeError):
+        return  # the engine reports what is wrong with the file when it reads it
+    if architecture and not architecture.endswith(GENERATING):
+        raise ModelError(
+            f"model {spec.model!r}: {architecture} generates no text, so it can't judge. Rerankers and students give "
+            "their scores by `relabel score`."
+        )
+
+
+GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""What the names of classes end in whose models generate text."""
+
+
 def digest_with_adapter(resolved: ResolvedModel, *, lora: str | None, cache_dir: str | None) -> str:
     """Digest of the model's files, and of the adapter's where there is one.
 
@@ -453,11 +476,13 @@ class Transformers(CheckpointEngine):
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
-        """Packages and device, without loading the model."""
+        """Packages, device and the model's class, without loading it."""
         torch = require("torch", extra="cpu", purpose=PURPOSE)
         for module in ("transformers", "llguidance", "safetensors"):
             require(module, extra="cpu", purpose=PURPOSE)
-        _device(torch, TransformersArgs.of(spec).device)
+        args = TransformersArgs.of(spec)
+        _device(torch, args.device)
+        check_language_model(spec, args.cache_dir)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         return [*self._remarks, *super().prepare(asks)]
@@ -544,8 +569,13 @@ def _load_model(
         peft = require("peft", extra="cpu", purpose="engine.args.lora")
         try:
             model = peft.PeftModel.from_pretrained(model, args.lora).merge_and_unload()
-        except (OSError, ValueError, KeyError) as exc:
-            raise ModelError(f"engine.args.lora: {args.lora!r} does not fit the model {resolved.reference!r}.") from exc
+        except (OSError, ValueError, KeyError, RuntimeError) as exc:
+            if isinstance(exc, RuntimeError) and "size mismatch" not in str(exc):
+                raise
+            raise ModelError(
+                f"engine.args.lora: {args.lora!r} does not fit the model {resolved.reference!r}: an adapter goes with "
+                "the model that it was trained on."
+            ) from exc
     if args.quantization is not None:
         return model.eval()
     return model.eval().to(device)

@@ -381,3 +381,38 @@ def test_asks_for_an_existing_output_use_its_precision(
         assert end.value.code == 0
         assert (f"(cpu, {chosen})" in capsys.readouterr().err) == is_begun
         assert out.exists() == is_begun
+
+
+def test_an_adapter_of_another_model_is_refused_by_what_it_goes_with(
+    model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    import peft
+    from transformers import AutoConfig, Qwen2ForCausalLM
+
+    config = AutoConfig.from_pretrained(model_dir())
+    config.update({"intermediate_size": 160})
+    torch.manual_seed(7)
+    wider = peft.get_peft_model(Qwen2ForCausalLM(config), peft.LoraConfig(r=2, target_modules=["up_proj"]))
+    wider.save_pretrained(tmp_path / "adapter")
+    args = Transformers.Args(device="cpu", cache_dir=str(tmp_path / "cache"), lora=str(tmp_path / "adapter"))
+    spec = EngineSpec(name="transformers", model=str(model_dir()), args=args)
+    with pytest.raises(ModelError, match="an adapter goes with the model that it was trained on"):
+        Transformers(spec, overlong="truncate")
+
+
+@pytest.mark.parametrize(("architecture", "is_refused"), [("BertModel", True), ("Qwen2ForCausalLM", False)])
+def test_doctor_knows_a_model_that_generates_no_text(
+    model_dir: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    architecture: str,
+    is_refused: bool,
+) -> None:
+    folder = shutil.copytree(model_dir(), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    with pytest.raises(SystemExit):
+        main(["doctor", write_job(tmp_path, folder)])
+    out = capsys.readouterr().out
+    assert ("BertModel generates no text, so it can't judge" in out) == is_refused
+    assert ("can't start here, see engine" in out) == is_refused
