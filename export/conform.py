@@ -216,9 +216,11 @@ class Conformity:
     worst: list[dict[str, Any]]
 
 
-def conform(bundle: Path, server: RerankServer) -> Conformity:
+def conform(bundle: Path, server: RerankServer, report: Callable[[str], None] = lambda _: None) -> Conformity:
     """Compare a server's scores with the bundle's.
 
+    Args:
+        report: called with what begins, a line each; the last takes minutes where a server's weights are other ones.
     Raises:
         InputError: the bundle has no reference pairs; the server answers none of them.
         BundleError: the bundle is damaged.
@@ -229,6 +231,7 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
         raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")
     reference = json.loads(path.read_bytes())
     sealed = [(query, document) for query, document in reference["pairs"]]
+    report("the server is asked")
     refused: dict[str, InputError] = {}
     asked: list[Question] = []
     served: list[np.ndarray] = []
@@ -250,6 +253,7 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
         np.concatenate(served),
         server.api,
         remarks,
+        report,
     )
 
 
@@ -334,6 +338,7 @@ def _judged(
     served_N: np.ndarray,
     api: str,
     remarks: list[str],
+    report: Callable[[str], None],
 ) -> Conformity:
     """
     Args:
@@ -345,6 +350,7 @@ def _judged(
     for question in asked:
         pairs += question.pairs
         kinds += [question.kind] * len(question.documents)
+    report("the bundle answers the same pairs")
     answers = _answers_by_precision(student, pairs)
     match = _nearest_match(answers, student.heads["relevance"], served_N)
     apart_N = match.apart
@@ -360,6 +366,7 @@ def _judged(
     tau = tau_of(kept_orders(np.zeros(len(pairs), int), match.expected, served_N, TOLERANCE)[1]) or 0.0
     mistake = None
     if furthest > SAME:
+        report(f"scores differ by up to {furthest:.2g}: known mistakes are tried, one by one and two together")
         noise = [_rms(scores_N - answers[student.precision]) for scores_N in answers.values()]
         compared = Comparison(
             [question.pairs for question in asked],

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -854,7 +855,11 @@ def conform(
         raise ManifestError(str(exc)) from exc
     while True:
         try:
-            conformity = compare(folder, RerankServer(url, api, model, key, encoder))
+            server = RerankServer(url, api, model, key, encoder)
+            if watch is None:
+                conformity = compare(folder, server, partial(logs.write, event="conform"))
+            else:
+                conformity = compare(folder, server)
         except ServerGoneError as exc:
             if watch is None:
                 raise

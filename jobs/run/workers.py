@@ -674,7 +674,7 @@ class Supervisor:
         if self._committed is not None:  # by now the workers' own commits of then are counted
             theirs = self._committed - progress.pairs - progress.reused
             self._committed = None
-            progress.rows_of_others = max(progress.rows_of_others, theirs)
+            progress.rows_of_others = max(theirs, 0)  # too many once a worker was late to count its own: not for good
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + self._look_every_s
             with contextlib.suppress(StoreUnreachableError):  # a command that needs the store reports that

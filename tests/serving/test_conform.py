@@ -243,6 +243,7 @@ def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serv
     right = Student(bundle, provider="cpu", precision="fp32")
     done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle))
     assert (done.code, "token types are left out" in done.out) == (5, True), done.err
+    assert "known mistakes are tried" in done.err
     assert relabel("conform", "http://127.0.0.1:9", str(bundle)).code == 20
 
 
