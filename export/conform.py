@@ -352,7 +352,7 @@ def _judged(
         kinds += [question.kind] * len(question.documents)
     report("the bundle answers the same pairs")
     answers = _answers_by_precision(student, pairs)
-    match = _nearest_match(answers, student.heads["relevance"], served_N)
+    match = _nearest_match(answers, student.heads["relevance"], served_N, tolerances)
     apart_N = match.apart
     most = max(TOLERANCE, tolerances[match.precision])
     counts_N = np.ones(len(pairs), dtype=bool)
@@ -425,12 +425,15 @@ def _answers_by_precision(student: Student, pairs: Sequence[Pair]) -> dict[str, 
     return answers
 
 
-def _nearest_match(answers: Mapping[str, np.ndarray], num_grades: int, served_N: np.ndarray) -> Match:
+def _nearest_match(
+    answers: Mapping[str, np.ndarray], num_grades: int, served_N: np.ndarray, tolerances: Mapping[str, float]
+) -> Match:
     """The scale and precision by which a server is nearest to the bundle.
 
     Args:
-        answers: of the default precision first. Another one has to be much nearer, as it is where that is served; of a
-            server that is wrong, chance would choose.
+        answers: of the default precision first. Another one has to fit, or to be much nearer: of a server that is
+            wrong, chance would choose.
+        tolerances: of each precision.
     """
     nearest = []
     for precision, expected_N in answers.items():
@@ -439,9 +442,10 @@ def _nearest_match(answers: Mapping[str, np.ndarray], num_grades: int, served_N:
             for scale in scales_of(num_grades)
         ]
         nearest.append(min(matches, key=lambda match: float(match.apart.mean())))
-    default, *others = nearest
-    other = min(others, key=lambda match: float(match.apart.mean()), default=default)
-    return other if other.apart.mean() < default.apart.mean() / MUCH_NEARER else default
+    default = nearest[0]
+    found = min(nearest, key=lambda match: float(match.apart.mean()))
+    fits = found.apart.max() <= max(TOLERANCE, tolerances[found.precision])
+    return found if fits or found.apart.mean() < default.apart.mean() / MUCH_NEARER else default
 
 
 def _rms(values_N: np.ndarray) -> float:
