@@ -25,7 +25,14 @@ from relabel.manifests.errors import (
     StaleRunError,
     UsageError,
 )
-from relabel.manifests.files import FileLock, held_temp, open_to_readers, remove_abandoned, translate_errors
+from relabel.manifests.files import (
+    FileLock,
+    held_temp,
+    open_to_readers,
+    path_hint,
+    remove_abandoned,
+    translate_errors,
+)
 from relabel.manifests.process import check_interrupted
 from relabel.manifests.records import readable_json
 from relabel.manifests.store import LocalStore, sync_folder
@@ -145,8 +152,10 @@ def open_bundle(folder: Path) -> Bundle:
 def _refuse_other_outputs(folder: Path) -> None:
     """
     Raises:
-        ManifestError: another command made the folder; says which, and how a bundle comes of it.
+        ManifestError: there is none, or another command made it; says which, and how a bundle comes of it.
     """
+    if not folder.exists():
+        raise ManifestError(f"{folder}: no such folder.{path_hint(str(folder))}")
     path = folder / MANIFEST_NAME
     kind = None
     with suppress(OSError, ValueError, AttributeError, RecursionError):  # what reads the manifest reports its damage

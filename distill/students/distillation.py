@@ -80,6 +80,7 @@ def figures_of(
     *,
     label_N: np.ndarray | None = None,
     queries: Sequence[str] = (),
+    docs: Sequence[str] = (),
     texts: Sequence[tuple[str, str]] = (),
     resamples: int = 0,
 ) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def figures_of(
         probs_NK: of a row without one NaN.
         gold_N: grades 0..K-1.
         label_N: the grades given; by default the most probable ones, the lower of equals.
-        queries: of each row, where it is ranked.
+        queries, docs: of each row, where it is ranked; equal scores are in the order of their documents' ids.
         texts: of each row, for the lexical baseline.
         resamples: of the intervals.
     Returns:
@@ -111,7 +112,7 @@ def figures_of(
         labels=probs_NK.argmax(1) if label_N is None else label_N,
         queries=query_N,
         num_queries=num_queries,
-        docs=np.arange(len(gold_N)),
+        docs=np.unique(docs, return_inverse=True)[1] if docs else np.arange(len(gold_N)),
         probs=probs_NK / probs_NK.sum(1, keepdims=True) if has_probs else None,
         num_correct=None,
         num_samples=None,
@@ -199,7 +200,8 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     taught = rows[examples.teacher[rows] != NO_GRADE]
 
     def figures(probs_NK: np.ndarray, rows: np.ndarray, **options: Any) -> dict[str, Any]:
-        return figures_of(probs_NK[rows], judge_N[rows], queries=[examples.queries[row] for row in rows], **options)
+        queries, docs = ([ids[row] for row in rows] for ids in (examples.queries, examples.docs))
+        return figures_of(probs_NK[rows], judge_N[rows], queries=queries, docs=docs, **options)
 
     of_side = figures(probs["relevance"], judged, texts=[examples.texts[row] for row in judged], resamples=1000)
     both = np.intersect1d(judged, taught)

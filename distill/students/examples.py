@@ -759,6 +759,7 @@ class Examples:
         texts: (query, document) of each row.
         names: where each row comes from, for messages: `(source, row_id)`.
         queries: what keeps each row's query on one side: its id, or its folded text (`split.by`).
+        docs: document id of each row.
         targets: by head float32 [N, K]; rows sum to 1, or are zero where `weights` of the head is 0.
         weights: by head float32 [N]: weight of a row in that head's loss, 0 where it has no label of it.
         row_weight: float32 [N], for losses that need no label.
@@ -773,6 +774,7 @@ class Examples:
     texts: list[tuple[str, str]]
     names: list[tuple[str, int]]
     queries: list[str]
+    docs: list[str]
     targets: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
     row_weight: np.ndarray
@@ -884,6 +886,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         texts=[(pair.query, pair.document) for pair in pairs],
         names=names,
         queries=keys,
+        docs=[pair.doc_id for pair in pairs],
         targets=targets,
         weights=weights,
         row_weight=row_weight,

@@ -88,7 +88,7 @@ class ThisRun:
         if self.kept is None:
             return []
         answers = counted(self.kept.answers, "answer")
-        return [("kept", f"{answers} more, {self.kept.tokens:,} tokens, for the next run")]
+        return [("kept", f"{answers} more of this run, {self.kept.tokens:,} tokens, for the next one")]
 
     def _discarded_rows(self) -> list[tuple[str, str]]:
         lost = self.in_vain

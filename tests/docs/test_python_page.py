@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import relabel
+from relabel.jobs.commands.demo import load_pairs
 from relabel.jobs.run import display
 from relabel.manifests.errors import ConfigError, InputError, RelabelError, UsageError, VerdictError
 from tests.docs.pages import DOCS, blocks
@@ -205,6 +207,34 @@ def test_a_student_prints_as_by_the_command(folder: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert call("distill", _written(folder / "student.yaml", spec)) == 10
     assert capsys.readouterr().out == f"{relabel.distill(spec)}\n"
+
+
+def test_figures_of_a_students_test_split_are_those_of_evaluate(folder: Path) -> None:  # noqa: F811
+    """Equal scores are in the order of their documents' ids for both, which decides the nDCG of a judge's grades."""
+    rows = [row | {"title": "", "body": f"{row['body'][:8]}"} for row in load_pairs()]  # so that BM25 has equal scores
+    pq.write_table(pa.Table.from_pylist(rows[::-1]), folder / "pairs.parquet")
+    relabel.run(JOB)
+    write_tiny_model(folder / "encoder")
+    spec = {
+        "name": "student",
+        "labels": ["out/ecom"],
+        "gold": {"path": "pairs.parquet", "grade": "grade"},
+        "student": {"kind": "logistic", "model": str(folder / "encoder")},
+        "train": {"max_tokens": 64},
+        "split": {"test": 0.4},
+        "output": "out/student",
+    }
+    test = relabel.distill(spec).manifest.metrics.test
+    assert call("score", "out/student", "--input", "pairs.parquet", "--to", "out/scores") == 0
+    (found,) = relabel.evaluate("out/ecom", "out/scores", qrels="pairs.parquet", resamples=0).comparisons
+    teacher, student = found.against_gold.teacher, found.against_gold.student
+    assert test.judged_by == "gold"
+    assert test.teacher is not None
+    assert test.baselines is not None
+    name = "ndcg@10"
+    assert test.teacher[name] == pytest.approx(teacher.figures[name].value, abs=1e-12)
+    assert test.student[name] == pytest.approx(student.figures[name].value, abs=1e-12)
+    assert test.baselines.lexical[name] == pytest.approx(teacher.baselines.lexical[name], abs=1e-12)
 
 
 def _written(path: Path, spec: dict[str, Any]) -> str:

@@ -93,7 +93,7 @@ def test_a_stop_lists_refused_answers_and_says_what_was_open(
     assert done.code == 20
     assert " of 3 chunks; " in done.out
     assert " begun here, " in done.out
-    kept_here = re.search(r"\n  kept +(\d+) answers more, [1-9][\d,]* tokens, for the next run\n", done.out)
+    kept_here = re.search(r"\n  kept +(\d+) answers more of this run, [1-9][\d,]* tokens, for the next one\n", done.out)
     assert kept_here is not None
     assert int(kept_here[1]) > 0
     assert "listed in out/ecom/refused" in done.err

@@ -175,7 +175,7 @@ def test_a_new_channel_is_called_one(relabel: Relabel, folder: Path, store: str)
         ("pull store/ecom dest --to one", 2, "--to goes with --rollback"),
         ("pull store/absent dest", 3, "no such bundle, channel or version. List them: relabel list "),
         ("pull gs://bucket/ecom dest", 2, "local paths and to s3://"),
-        ("publish absent store", 3, "no manifest.json there"),
+        ("publish absent store", 3, "absent: no such folder"),
         ("channel set store/ecom@x stable 1", 2, "without @x"),
         ("channel set store/ecom stable absent", 3, "no version absent"),
         ("rollback store/ecom absent", 3, "no channel absent"),
