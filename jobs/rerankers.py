@@ -91,7 +91,7 @@ class RerankerArgs(EngineArgs):
 
 
 def check_outputs(path: str) -> None:
-    """Refuse what is no reranker before a run is planned, as far as the files beside the weights say so.
+    """Refuse what is no reranker before a run is planned, as far as the files next to the weights say so.
 
     Raises:
         ManifestError: it is a bi-encoder, a language model, or a classifier of several classes; a file can't be read.

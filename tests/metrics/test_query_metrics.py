@@ -287,7 +287,7 @@ def test_lexical_scores_are_those_of_bm25s() -> None:
     [
         ({"accuracy": 0.6, "kappa": 0.1, "ndcg@10": 0.7}, []),
         ({"accuracy": 0.4, "kappa": 0.1, "ndcg@10": 0.7}, ["accuracy"]),
-        ({"accuracy": 0.5, "kappa": 0.0, "ndcg@10": 0.6}, ["kappa", "ndcg@10"]),
+        ({"accuracy": 0.5, "kappa": 0.0, "ndcg@10": 0.6}, ["accuracy", "kappa", "ndcg@10"]),
         ({"rows": 0}, []),
     ],
 )
