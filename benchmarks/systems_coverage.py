@@ -28,7 +28,13 @@ import numpy as np
 import polars as pl
 
 from relabel.manifests.metrics.metric import places_in_query
-from relabel.manifests.metrics.prediction_powered import FEWEST_TO_FIT, PoweredMean, plain_mean, powered_mean
+from relabel.manifests.metrics.prediction_powered import (
+    FEWEST_FOR_LEVELS,
+    FEWEST_TO_FIT,
+    PoweredMean,
+    plain_mean,
+    powered_mean,
+)
 from relabel.manifests.metrics.top import BAD, NDCG, Cut, expected_grades, ideal_gains, top_figures
 
 YEARS = ("dl19", "dl20", "dl21")
@@ -36,7 +42,6 @@ CUT = Cut(k=10, relevant=2)
 FIGURES = (NDCG, BAD)
 SHOWN = 0.02
 """True differences in nDCG from here on are counted as decided or not."""
-FEWEST_FOR_LEVELS = 10
 KINDS = ("lexical", "foreign", "own")
 
 
@@ -287,8 +292,9 @@ def print_coverage(collections: list[Collection], options: argparse.Namespace) -
 
 def print_shallow(collections: list[Collection], options: argparse.Namespace) -> None:
     """Coverage of the truth by humans who graded all, where the gold queries' humans graded the top ten alone."""
-    print("| top ten graded alone | gold queries | best ranking of | coverage, mean | least of a judge | width |")
-    print("|---|---|---|---|---|---|")
+    heads = ("top ten graded alone", "gold queries", "best ranking of", "coverage, mean", "least of a judge", "width")
+    print(f"| {' | '.join(heads)} | too high by |")
+    print("|---|---|---|---|---|---|---|")
     for is_level, gold, takes_labels in itertools.product((False, True), options.gold, (False, True)):
         if is_level and gold < FEWEST_FOR_LEVELS:
             continue
@@ -297,21 +303,24 @@ def print_shallow(collections: list[Collection], options: argparse.Namespace) ->
             for collection in collections
             for judge in collection.judges
         ]
-        covered, widths = zip(*found, strict=True)
+        covered, widths, excess = zip(*found, strict=True)
         title = "nDCG@10" if is_level else "difference in nDCG@10"
         ranked = "labelled documents" if takes_labels else "graded documents"
-        cells = (title, gold, ranked, f"{np.mean(covered):.3f}", f"{min(covered):.3f}", f"{np.mean(widths):.3f}")
+        means = [f"{np.mean(values):.3f}" for values in (covered, widths, excess)]
+        cells = (title, gold, ranked, means[0], f"{min(covered):.3f}", *means[1:])
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def shallow_outcome(
     collection: Collection, judge: str, options: argparse.Namespace, *, gold: int, is_level: bool, takes_labels: bool
-) -> tuple[float, float]:
-    """The share of intervals that hold the truth by humans who graded all, and their mean width, of lexical systems."""
+) -> tuple[float, float, float]:
+    """The share of intervals that hold the truth by humans who graded all, their mean width, and by how much their
+    middle is above the truth on average, of lexical systems.
+    """
     draw_RG = drawn(collection, options.draws, options.seed)
     pairs = collection.pairs("lexical", judge)
     chosen = np.sort(np.random.default_rng(options.seed).permutation(len(pairs))[: options.shallow_pairs])
-    covered, widths = [], []
+    covered, widths, excess = [], [], []
     for place in chosen:
         pair = pairs[place]
         whole, labelled = (collection.figures[who][NDCG][list(pair)] for who in ("human", judge))
@@ -321,7 +330,8 @@ def shallow_outcome(
         both = powered_mean(human_RG[:, :gold], judge_RG[:, :gold], judge_RG[:, gold:], is_fitted=gold >= FEWEST_TO_FIT)
         covered.append(holds(both, truth_G.mean()))
         widths.append((both.high - both.low).mean())
-    return float(np.mean(covered)), float(np.mean(widths))
+        excess.append((both.value - truth_G.mean()).mean())
+    return float(np.mean(covered)), float(np.mean(widths)), float(np.mean(excess))
 
 
 def print_decisions(collections: list[Collection], options: argparse.Namespace) -> None:

@@ -27,9 +27,9 @@ from relabel.manifests.errors import (
 )
 from relabel.manifests.files import (
     FileLock,
+    absence_of,
     held_temp,
     open_to_readers,
-    path_hint,
     remove_abandoned,
     translate_errors,
 )
@@ -154,8 +154,8 @@ def _refuse_other_outputs(folder: Path) -> None:
     Raises:
         ManifestError: there is none, or another command made it; says which, and how a bundle comes of it.
     """
-    if not folder.exists():
-        raise ManifestError(f"{folder}: no such folder.{path_hint(str(folder))}")
+    if absent := absence_of(folder):
+        raise ManifestError(absent)
     path = folder / MANIFEST_NAME
     kind = None
     with suppress(OSError, ValueError, AttributeError, RecursionError):  # what reads the manifest reports its damage

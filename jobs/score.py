@@ -51,7 +51,7 @@ from relabel.jobs.settings import Places, resolved
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, RelabelError, UsageError
-from relabel.manifests.files import Storage, is_url, path_hint
+from relabel.manifests.files import Storage, is_url
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import Label, LabelColumn, LabelRow, Pair, QuarantineRow
 from relabel.manifests.models import default_cache_dir
@@ -108,9 +108,7 @@ def identify(path: str) -> tuple[StudentRecord, dict[str, str], str]:
             phi=facts.phi or DEFAULT_PHI,
         )
         return record, {**files, "inputs": digest_of(contract)}, bundle.manifest.sha256
-    if not Path(path).exists():
-        raise ManifestError(f"{path}: no such folder.{path_hint(path)}")
-    if not (Path(path) / STUDENT_NAME).exists():
+    if Path(path).exists() and not (Path(path) / STUDENT_NAME).exists():
         raise ManifestError(
             f"{path}: holds no {STUDENT_NAME}, so no student, and is no bundle. Give the output of `relabel distill` "
             f"or of `relabel export`; where a bundle was pulled to, {path}/current."

@@ -412,6 +412,15 @@ def path_hint(path: str) -> str:
     return ""
 
 
+def absence_of(path: str | Path) -> str:
+    """`out/ecmo: no such folder. Did you mean out/ecom?` where a local folder is not there; empty if it is, or for a
+    URL.
+    """
+    if is_url(str(path)) or Path(path).exists():
+        return ""
+    return f"{path}: no such folder.{path_hint(str(path))}"
+
+
 def _similar_path(path: Path) -> Path | None:
     """The path that is there and spelled most like this one, step by step from the last folder that is there."""
     if path.exists():

@@ -8,7 +8,6 @@ and the last files that rows came from; shared answers (one for each query, not 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from relabel.manifests.asks import Answer, Distribution
 from relabel.manifests.errors import ManifestError
-from relabel.manifests.files import Storage, is_url, path_hint
+from relabel.manifests.files import Storage, absence_of
 from relabel.manifests.labels import (
     ANSWERS,
     KEY_BYTES,
@@ -81,8 +80,8 @@ def open_earlier(path: str, storage: Storage, what: str = "reuse") -> EarlierOut
         ManifestError: there is no plan, or a receipt is damaged.
     """
     no_run = f"{what}: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
-    if not is_url(path) and not Path(path).exists():
-        no_run = f"{what}: {path}: no such folder.{path_hint(path)}"
+    if absent := absence_of(path):
+        no_run = f"{what}: {absent}"
     folder = open_planned(path, storage, ManifestError(no_run))
     manifest = read_if_there(folder.store, MANIFEST_NAME)
     return EarlierOutput(path, folder, folder.snapshot(), None if manifest is None else sha256_bytes(manifest))

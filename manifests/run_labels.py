@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from relabel.manifests.errors import InputError, ManifestError
-from relabel.manifests.files import Storage, is_url, path_hint
+from relabel.manifests.files import Storage, absence_of, is_url
 from relabel.manifests.labels import CASCADE_COLUMNS, SCHEMA_VERSION, label_schema
 from relabel.manifests.plan import PLAN_NAME, FileRef, Plan, facts_of
 from relabel.manifests.run_folder import RunFolder, Snapshot, open_planned
@@ -117,9 +116,7 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
     no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
     if is_url(root):
         no_run = f"{root}: there is no {root}/{PLAN_NAME}, so it is no run's output. Give the folder of one."
-    elif not Path(root).exists():
-        no_run = f"{root}: no such folder.{path_hint(root)}"
-    folder = open_planned(root, storage, InputError(no_run))
+    folder = open_planned(root, storage, InputError(absence_of(root) or no_run))
     manifest = load_manifest(folder.store)
     snapshot = folder.snapshot(manifest=manifest)
     advice = dict[str, str]()

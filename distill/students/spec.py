@@ -21,7 +21,7 @@ from relabel.distill.training.spec import (
     as_sources,
 )
 from relabel.manifests.errors import ConfigError, ManifestError
-from relabel.manifests.files import translate_errors
+from relabel.manifests.files import absence_of, translate_errors
 from relabel.manifests.metrics.evaluation import Baselines, Gate, GateVerdict, parse_gates
 from relabel.manifests.phi import DEFAULT_PHI, PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
@@ -685,8 +685,8 @@ def read_student(path: str | Path) -> StudentRecord:
         ManifestError: the folder holds no student, or one that this version can't read.
     """
     file = Path(path) / STUDENT_NAME
-    if not Path(path).exists():
-        raise ManifestError(f"{path}: no such folder.")
+    if absent := absence_of(path):
+        raise ManifestError(absent)
     if not file.exists():
         raise ManifestError(f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`.")
     with translate_errors("read", file):
