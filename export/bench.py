@@ -213,6 +213,7 @@ def bench_bundle(
         ConfigError: a gate names a figure that will not be measured; before anything is.
         MissingExtraError: a provider is not to be had.
         ManifestError: the bundle holds no student.
+        UsageError: there was no time to measure anything.
         UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `model_runner`.
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
@@ -246,6 +247,8 @@ def bench_bundle(
         )
         bench.closed_loop(seconds / 2)
         bench.open_loop(start + seconds - time.perf_counter())
+    if not any(model.closed or model.open for model in models):
+        raise UsageError(f"Nothing was measured in --seconds {spec.seconds:g}: give it more time.")
     cpu, *gpus = device_names()
     facts = BenchFacts(
         format=2,

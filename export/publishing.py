@@ -201,7 +201,9 @@ class StoredRecord:
         if record is None:
             check_bundle(bundle_store, name)
             where = f"{bundle_store.url}/{name}"
-            raise InputError(f"{where}: no {cls.kind} {at} there. See what there is: relabel show {where}.")
+            there = [*names_in(bundle_store, name, "channels"), *names_in(bundle_store, name, "versions")]
+            hint = _hint(at, there)
+            raise InputError(f"{where}: no {cls.kind} {at} there.{hint} See what there is: relabel show {where}.")
         return record
 
     @classmethod
@@ -368,9 +370,17 @@ def bundles_in(bundle_store: Store) -> list[dict[str, Any]]:
     return bundles
 
 
-def channel_names(bundle_store: Store, name: str) -> list[str]:
-    """The names of a bundle's channels; none is read."""
-    return sorted(PurePath(entry.name).stem for entry in bundle_store.entries(f"{name}/channels"))
+def names_in(bundle_store: Store, name: str, kind: Literal["channels", "versions"]) -> list[str]:
+    """The names of a bundle's channels or versions; none is read."""
+    return sorted(PurePath(entry.name).stem for entry in bundle_store.entries(f"{name}/{kind}"))
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """` Did you mean stable?` for `stabel`; empty where nothing known is similar."""
+    from relabel.manifests.specs import nearest  # brings pydantic, which a pull does without
+
+    meant = nearest(name, sorted(known))
+    return f" Did you mean {meant}?" if meant else ""
 
 
 def check_bundle(bundle_store: Store, name: str) -> None:

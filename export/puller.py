@@ -458,6 +458,11 @@ class ServingFolder:
     def __init__(self, folder: Path) -> None:
         self.folder, self.versions, self.link = folder, folder / VERSIONS, folder / "current"
 
+    @property
+    def unchanged(self) -> str:
+        """What a refusal ends with."""
+        return "The active version is unchanged." if self.link.is_symlink() else "No version is active there."
+
     def serving(self) -> Path | None:
         """The folder that the link leads to."""
         if self.link.is_symlink():
@@ -1024,10 +1029,10 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback alone")
     if options.rollback and (options.key or options.unhold or options.check_parity):
         parser.error("--rollback takes one argument, DEST, and no other option but --to")
+    dest = ServingFolder(Path(options.places[-1]))
     try:
         need(bool(options.places[-1]), "DEST is empty: a variable that is not set?", USAGE)
         need(1 <= options.keep <= 1000, f"--keep {options.keep}: write 1 to 1000.", USAGE)
-        dest = ServingFolder(Path(options.places[-1]))
         if options.rollback:
             done = roll_back(dest, options.to)
         else:
@@ -1044,10 +1049,10 @@ def main(arguments: Sequence[str]) -> int:
                 checks_parity=options.check_parity,
             )
     except Refused as exc:
-        print(f"pull.py: {exc.text} The active version is unchanged.", file=sys.stderr)
+        print(f"pull.py: {exc.text} {dest.unchanged}", file=sys.stderr)
         return exc.code
     except OSError as exc:
-        print(f"pull.py: {exc}. The active version is unchanged.", file=sys.stderr)
+        print(f"pull.py: {exc}. {dest.unchanged}", file=sys.stderr)
         return AGAIN if exc.errno in (errno.ENOSPC, errno.EDQUOT) else BAD
     except KeyboardInterrupt:
         return STOPPED

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -60,7 +61,7 @@ class RunResult(Printed):
         return list(self.table)
 
     def labels(self, *, texts: bool = False) -> pa.Table:
-        """The labels, see `read_labels`; of a run that is not finished, those that are there."""
+        """The labels, see `read_labels`; of a run that is not finished those that are there, with a warning."""
         return read_labels(self.output, texts=texts, allow_partial=True)
 
 
@@ -267,7 +268,8 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
     Args:
         output: of the run: a folder or URL.
         texts: add the columns `query` and `document`, and `gold` where the job names one, from the run's input.
-        allow_partial: take what is there of a run that is not finished or over its quarantine limit.
+        allow_partial: take what is there of a run that is not finished or over its quarantine limit, with a warning
+            that says so.
     Returns:
         The columns of `relabel schema labels`, one row a label.
     Raises:
@@ -282,6 +284,8 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
 
     storage = Storage()
     run = open_run_labels(output, storage, allow_partial=allow_partial)
+    for note in run.notes:
+        warnings.warn(note, stacklevel=2)
     if texts:
         schema, tables = join_texts(run, storage)
     else:

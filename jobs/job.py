@@ -388,8 +388,6 @@ def _refuse_keys_of_others(section: dict[str, Any], options: type[LabelerOptions
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     section = values.get(key)
-    if section is None and "labels" in values:
-        raise ConfigError(f"{where}: this is a student's spec, not a job's: relabel distill {where}")
     if not isinstance(section, dict) or not isinstance(section.get("name"), str):
         got = f"= {section!r}"
         if section is None:

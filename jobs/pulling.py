@@ -54,7 +54,7 @@ def pull_version(
             failpoints.hit("during_download")
         progress(what, count)
 
-    with translate_refusals(" The active version is unchanged."), translate_errors("pull to", destination.folder):
+    with translate_refusals(f" {destination.unchanged}"), translate_errors("pull to", destination.folder):
         return puller.pull(
             bundle_store,
             address,

@@ -110,6 +110,8 @@ def check_outputs(path: str) -> None:
             "a teacher it is the engine.model of a job (`relabel init`); a reranker that is a language model brings "
             "modules.json, which says how its scores are read."
         )
+    if architecture.endswith("Model") and not modules.exists():
+        raise ManifestError(f"{path}: no cross-encoder: {architecture} has no head that scores a pair. {BI_ENCODER}")
     num_outputs = len(config.get("id2label") or (0, 1))  # two where nothing is saved
     if architecture.endswith("ForSequenceClassification") and num_outputs != 1:
         raise ManifestError(_several_numbers(path, num_outputs))

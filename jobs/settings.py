@@ -7,6 +7,7 @@ import difflib
 import glob
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -389,6 +390,12 @@ ENVIRONMENT_PREFIX = "RELABEL_"
 
 
 JOB_KEYS = tuple(JobSpec.model_fields)
+TELLING_KEYS = {
+    "job": ("engine", "relabel run"),
+    "student": ("labels", "relabel distill"),
+    "teacher": ("method", "relabel train"),
+}
+"""For each kind of spec, a key that it must have and no other kind knows, and the command that takes its file."""
 
 
 class Settings(NamedTuple):
@@ -441,6 +448,7 @@ def read_settings(
     if isinstance(spec, str):
         path = spec
         values = read_spec_file(spec, kind, fields)
+        _refuse_other_kind(path, values, kind)
     else:
         path = f"the {kind}'s spec"
         values = copy.deepcopy(dict(spec))
@@ -464,6 +472,18 @@ def read_settings(
     # where a shell finds `/dev/stdin` and `<(…)`; such a spec has no folder of its own
     folder = here if path.startswith(("/dev/fd/", "/dev/std", "/proc/")) else parent
     return Settings(plain, laid_over, used, Places(path, folder, here, frozenset(outside)))
+
+
+def _refuse_other_kind(path: str, values: Mapping[str, Any], kind: str) -> None:
+    """
+    Raises:
+        ConfigError: the values are those of another kind of spec.
+    """
+    if TELLING_KEYS[kind][0] in values:
+        return
+    for other, (key, command) in TELLING_KEYS.items():
+        if key in values:
+            raise ConfigError(f"{path}: this is a {other}'s spec, not a {kind}'s: {command} {shlex.quote(path)}")
 
 
 def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage, dict[str, Any]]:

@@ -610,7 +610,6 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
     judged_so_far = comparison.is_gold
     if gold is not None and comparison.num_gold < FEWEST_FOR_DIFFERENCES:
         comparison = replace(comparison, humans=None)
-        notes.append(f"{options.gold} has too few gold queries, so that the judge's opinion is shown alone")
     made_by = {
         name: options.made_by.get(name) or made_by_judge(ranking, labels, storage) for name, ranking in rankings.items()
     }
@@ -629,7 +628,7 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
         systems=[system_figures(name, figures[name], comparison, options, made_by[name]) for name in rankings],
         pairs=pairs,
         warnings=[
-            *warnings_of(comparison, made_by),
+            *warnings_of(comparison, made_by, int(judged_so_far.sum())),
             *filter(None, (learned_text(name, ranking, comparison, storage) for name, ranking in rankings.items())),
             *grade_warnings(comparison, judged, gold, options),
         ],
@@ -896,18 +895,23 @@ def learned_text(name: str, ranking: Ranking, comparison: Comparison, storage: S
 # What a reader should know.
 
 OPINION = (
-    "No human judged anything here: these are the judge's opinions. Levels are not shown, since most judges overrate. "
+    "these are the judge's opinions. Levels are not shown, since most judges overrate. "
     "29 published judges decided wrongly in 0.7 % of the pairs of lexical systems, in 3.0 % of rankings by other LLMs, "
     "and in 44 % where one ranking was their own. With ten random queries that a human judges (--plan, then --gold) "
     f"each was below 1 %: {PAGE}."
 )
 
 
-def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None]) -> list[str]:
-    """What to read before any figure."""
+def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None], num_judged: int) -> list[str]:
+    """What to read before any figure.
+
+    Args:
+        num_judged: compared queries that humans judged, which may be too few for any figure.
+    """
     found = []
     if comparison.humans is None:
-        found.append(OPINION)
+        few = f"Humans judged {num_judged} of the compared queries, and figures want {FEWEST_FOR_DIFFERENCES}"
+        found.append(f"{few if num_judged else 'No human judged anything here'}: {OPINION}")
     for name, maker in made_by.items():
         if maker not in ("judge", "student"):
             continue

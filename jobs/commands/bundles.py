@@ -36,8 +36,8 @@ from relabel.export.publishing import (
     baselines_within_chance,
     bundle_in,
     bundles_in,
-    channel_names,
     collect,
+    names_in,
     parse_address,
     roll_back,
     set_channel,
@@ -182,7 +182,7 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
     student that is no better than a baseline, unless --anyway is given.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    known = channel_names(bundle_store, bundle_name)
+    known = names_in(bundle_store, bundle_name, "channels")
     moved = set_channel(
         bundle_store,
         bundle_name,
@@ -785,11 +785,10 @@ class BenchResult:
 
     def lines(self) -> list[str]:
         """The result for people."""
-        rows = latency_rows(self.facts)
         parts = [
             grid([("results", str(self.path)), ("version", self.version)]),
             machine_line(self.facts),
-            grid(rows) if len(rows) > 1 else "Nothing was measured: give it more time (--seconds).",
+            grid(latency_rows(self.facts)),
             *map(str, self.gates),
         ]
         return ["\n\n".join(parts)]

@@ -59,7 +59,7 @@ class CanaryResult:
     @property
     def text(self) -> str:
         """In a line."""
-        kl = "" if self.mean_kl is None else f", mean KL {self.mean_kl:.4f} nats"
+        kl = "" if self.mean_kl is None else f", mean KL {self.mean_kl:z.4f} nats"
         return (
             f"{self.flips:,} of {self.rows:,} grades flipped: {self.flip_rate:.1%} "
             f"(95 % interval {self.low:.1%} to {self.high:.1%}){kl}; limit {self.max_flip_rate:.1%}"

@@ -40,6 +40,20 @@ def test_a_fresh_spec_names_its_schema_and_fits_it(relabel: Callable[..., Any], 
     assert Path(f"sub/{kind}.schema.json").is_file()
 
 
+@pytest.mark.parametrize("kind", NEXT)
+@pytest.mark.parametrize("command", ["run", "distill", "train"])
+def test_a_spec_of_another_kind_is_named_with_the_command_that_takes_it(
+    relabel: Callable[..., Any], folder: Path, kind: str, command: str
+) -> None:
+    wanted = {"run": "job", "distill": "student", "train": "teacher"}
+    (right,) = (name for name, one in wanted.items() if one == kind)
+    relabel("init", "--kind", kind)
+    done = relabel(command, f"{kind}.yaml")
+    said = f"{kind}.yaml: this is a {kind}'s spec, not a {wanted[command]}'s: relabel {right} {kind}.yaml\n"
+    assert done.code == 3
+    assert done.err.endswith(said) == (command != right)
+
+
 def test_a_fresh_job_says_the_scale_of_every_labeler(relabel: Callable[..., Any], folder: Path) -> None:
     relabel("init")
     (comment,) = re.findall("# grades: .*By default (.*); others", Path("job.yaml").read_text())

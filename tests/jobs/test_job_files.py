@@ -114,7 +114,6 @@ def test_every_fault_is_reported_at_once(write_job: Callable[..., str]) -> None:
         ("name: a\ninput: [pairs.parquet\nshards: 2\n", ("line 3", "not YAML")),
         ("name: a\n\tshards: 2\n", ("line 2", "not YAML")),
         ("name: 'a\n", ("not YAML", "quoted scalar")),
-        ("name: a\nlabels: [out/run]\n", ("this is a student's spec", "relabel distill")),
         ('shards: !!int ""\n', ("not YAML", "not a value of that type")),
         ("shards: !!python/object:os.system x\n", ("line 1", "could not determine a constructor")),
         (

@@ -183,6 +183,8 @@ def test_a_new_channel_is_called_one(relabel: Relabel, folder: Path, store: str)
         ("channel set store/absent stable 1", 3, "no bundle absent"),
         ("show store/absent", 3, "no bundle absent"),
         ("show store/ecom@absent", 3, "no version absent"),
+        ("show store/ecom@stabel", 3, "no version stabel there. Did you mean stable? See what there is: "),
+        ("rollback store/ecom stabel", 3, "no channel stabel there. Did you mean stable? See what there is: "),
         ("gc store --grace soon", 2, "want a length"),
         ("gc store --keep 0", 2, "--keep"),
         ("gc stor", 3, "stor: no such folder"),
@@ -195,6 +197,12 @@ def test_what_can_not_be_done_is_reported(
     relabel: Relabel, folder: Path, store: str, line: str, code: int, said: str
 ) -> None:
     relabel(*line.split()).refused(code, said)
+
+
+def test_a_refused_pull_says_whether_a_version_is_active(relabel: Relabel, folder: Path, store: str) -> None:
+    relabel("pull", "store/absent", "dest").refused(3, "No version is active there.")
+    relabel("pull", "store/ecom", "dest")
+    relabel("pull", "store/absent", "dest").refused(3, "The active version is unchanged.")
 
 
 @pytest.mark.parametrize(

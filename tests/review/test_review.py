@@ -239,7 +239,10 @@ def test_gold_is_judged_by_and_a_conflict_is_nobodys_choice(review: Call, relabe
 
 
 @pytest.mark.parametrize("arguments", [("--queries", "plan.json", "--blind"), ("--from", "anna=judged.csv"), ()])
-def test_label_file_in_place_of_a_run_is_named_as_what_is_wrong(relabel: Call, arguments: tuple[str, ...]) -> None:
+def test_label_file_in_place_of_a_run_is_named_as_what_is_wrong(
+    relabel: Call, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     judged_by("judge", [("q0", "d0-0", 1)], "gpt4.parquet")
     Path("plan.json").write_text("{}")
     Path("judged.csv").write_text("query_id,doc_id,grade\nq0,d0-0,1\n")

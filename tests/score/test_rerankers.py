@@ -139,7 +139,7 @@ def test_a_rerankers_output_is_a_system_and_a_baseline_in_the_order_of_its_score
     assert found["baselines"]["rankings"]["theirs"]["ndcg@10"] == pytest.approx(own["figures"]["ndcg@10"]["value"])
 
 
-@pytest.mark.parametrize("form", ["modules", "bare"])
+@pytest.mark.parametrize("form", ["modules", "bare", "renamed"])
 def test_a_bi_encoder_is_refused_since_its_head_would_be_random(
     relabel: Callable[..., Any], write_pairs: Callable[..., Path], cross_encoder: Callable[..., Path], form: str
 ) -> None:
@@ -157,13 +157,20 @@ def test_a_bi_encoder_is_refused_since_its_head_would_be_random(
         Path("bi/modules.json").write_text(json.dumps(modules))
         Path("bi/1_Pooling").mkdir()
         Path("bi/1_Pooling/config.json").write_text('{"word_embedding_dimension": 16}')
+    if form == "renamed":
+        config = json.loads(Path("bi/config.json").read_text())
+        config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+        Path("bi/config.json").write_text(json.dumps(config))
     refused = relabel("score", "bi", "--input", "pairs.parquet", "--to", "out/dl", "--device", "cpu")
     why = {
         "modules": ("its modules end with a vector of the text",),
-        "bare": ("its weights have no classifier.weight", "random"),
+        "bare": ("BertModel has no head that scores a pair",),
+        "renamed": ("its weights have no classifier.weight", "random"),
     }
     refused.refused(3, "bi: no cross-encoder: ", *why[form], "relabel pairs similar")
     assert not list(Path("out").rglob("*.parquet"))
+    if form != "renamed":
+        assert not Path("out").exists()
 
 
 def test_a_teacher_is_not_taken_for_a_reranker(

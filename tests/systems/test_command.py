@@ -150,6 +150,8 @@ def test_fewer_than_five_gold_queries_are_refused_with_the_number_that_do(
 ) -> None:
     done = relabel("systems", *collection.write_all(gold=gold))
     done.refused(3, "--gold humans.qrels", f"{gold} of the compared queries", f"Judge {more} more")
+    planned = relabel("systems", *collection.write_all(gold=gold), "--plan")
+    assert f"Humans judged {gold} of the compared queries, and figures want 5: these are the judge's" in planned.out
 
 
 def without_best(grades: Grades, scores: dict[str, dict[str, float]]) -> Grades:
