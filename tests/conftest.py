@@ -73,6 +73,15 @@ def no_secrets_kept() -> Iterator[None]:
     forget_secrets()
 
 
+@pytest.fixture(autouse=True)
+def nothing_left_in_the_clone() -> Iterator[None]:
+    """A test that forgets to go to a folder of its own writes where the suite was called from."""
+    before = set(ROOT.iterdir())
+    yield
+    left = [path.name for path in set(ROOT.iterdir()) - before if not path.name.startswith(".")]
+    assert not left, f"left in {ROOT}"
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden(name, text)`: text equals tests/golden/<name>, which `--update-golden` writes."""
