@@ -355,7 +355,7 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
         UsageError: a precision that the bundle has not for these providers.
     """
     graphs = {model.precision: model.path for model in models if model.format == "onnx"}
-    found: list[ModelLatency] = []
+    chosen: list[ModelLatency] = []
     for asked in spec.providers:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
         if provider == "tensorrt":
@@ -368,7 +368,7 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
                     "`relabel build-engine`, or measure --providers cpu."
                 )
             fitting = zip(engines, faults, strict=True)
-            found += [ModelLatency(one.flavour, one.precision, one.path) for one, fault in fitting if fault is None]
+            chosen += [ModelLatency(one.flavour, one.precision, one.path) for one, fault in fitting if fault is None]
             continue
         if PROVIDERS.get(provider, provider) not in machine.providers:
             install = "Run `pip install 'relabel-ir[openvino]'`, or measure" if provider == OPENVINO else "Measure"
@@ -381,12 +381,12 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
             paths = {name: graphs[source] for name in HINTS if (source := ROUNDED.get(name, name)) in graphs}
             if "bf16" not in spec.precisions and not {AMX, AVX512} & set(machine.flags):
                 paths.pop("bf16", None)
-        found += [ModelLatency(provider, precision, path) for precision, path in paths.items()]
-    known = {model.precision for model in found}
+        chosen += [ModelLatency(provider, precision, path) for precision, path in paths.items()]
+    known = {model.precision for model in chosen}
     strange = [name for name in spec.precisions if name not in known]
     if strange:
         raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))} for these providers.")
-    return [model for model in found if not spec.precisions or model.precision in spec.precisions]
+    return [model for model in chosen if not spec.precisions or model.precision in spec.precisions]
 
 
 # ------------------------------------------------------------------------------
@@ -623,20 +623,20 @@ def serve(
     """
     done_s = np.full(len(arrival_s), np.inf)
     batches = 0
-    place = 0
+    first = 0
     now = 0.0
     start = clock()
-    while place < len(arrival_s) and now <= stop_s:
+    while first < len(arrival_s) and now <= stop_s:
         ready = int(np.searchsorted(arrival_s, now, side="right"))
-        full = place + max_requests
-        closes = arrival_s[place] + max_wait_s
+        full = first + max_requests
+        closes = arrival_s[first] + max_wait_s
         fills = arrival_s[full - 1] if full <= len(arrival_s) else closes
         if ready >= full or now >= closes:
             end = min(ready, full)
-            answer(place, end)
-            done_s[place:end] = clock() - start
+            answer(first, end)
+            done_s[first:end] = clock() - start
             batches = batches + 1
-            place = end
+            first = end
         else:
             sleep(float(min(closes, fills)) - now)
         now = clock() - start

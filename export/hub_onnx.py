@@ -137,8 +137,8 @@ def write_graphs(
     from transformers import AutoTokenizer
 
     require("onnxruntime", extra="cpu", purpose="A graph's comparison with the student")
-    place = model_folder(folder, library)
-    tokenizer = AutoTokenizer.from_pretrained(place)
+    model_path = model_folder(folder, library)
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
     batch = tokenizer(
         [query for query, _ in SAMPLE],
         [document for _, document in SAMPLE],
@@ -146,7 +146,7 @@ def write_graphs(
         padding=True,
         return_tensors="pt",
     )
-    full = place / GRAPH
+    full = model_path / GRAPH
     full.parent.mkdir()
     report(f"fp32: writing {full.relative_to(folder)}")
     serving: nn.Module = HiddenModule(student, list(batch))
@@ -164,12 +164,12 @@ def write_graphs(
     )
     wanted = ["fp32", *(name for name in GRAPHS if name in precisions and name != "fp32")]
     for precision in wanted[1:]:
-        smaller = place / GRAPHS[precision]
+        smaller = model_path / GRAPHS[precision]
         report(f"{precision}: writing {smaller.relative_to(folder)}")
         write_smaller(student, full, smaller, precision)
     written = []
     for precision in wanted:
-        path = place / GRAPHS[precision]
+        path = model_path / GRAPHS[precision]
         drop_notes(path)  # last: fp16 is made by the notes of fp32
         rename_data(path)
         written.append(GraphFile(path.relative_to(folder).as_posix(), precision, sha256_file(path)))
@@ -222,17 +222,17 @@ def measure_graphs(
     for graph in smaller:
         report(f"parity: {len(pairs.pairs):,} pairs, {graph.precision}")
         ask = graph_asker(folder, form, library, folder / graph.path)
-        found = {}
+        answers_by_size = {}
         for size in spec.batch_sizes:
             answers_NK = ask(pairs.pairs, size)
             if form == "rerank":
                 answers_NK = _as_two_grades(answers_NK)
-            found[size] = {HEAD: answers_NK}
+            answers_by_size[size] = {HEAD: answers_NK}
         measured.append(
             measure(
                 graph.precision,
                 {HEAD: want_NK},
-                found,
+                answers_by_size,
                 pairs,
                 spec,
             )

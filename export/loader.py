@@ -294,17 +294,17 @@ class Opening:
 
     def _settled(self, text: str) -> int:
         """Tokens of a text that stay what they are, whatever follows it."""
-        found = self.tokenizer.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
         end = len(text) - self._margin
         while end > 0 and text[end - 1].isnumeric():
             end -= 1
-        words = found.word_ids
-        kept = next((place for place, (_, stop) in enumerate(found.offsets) if stop > end), len(words))
+        words = encoding.word_ids
+        num_kept = next((place for place, (_, stop) in enumerate(encoding.offsets) if stop > end), len(words))
         for _ in range(UNSETTLED_WORDS):
-            last = words[kept - 1] if kept else None
-            while kept and words[kept - 1] == last:
-                kept -= 1
-        return kept
+            last = words[num_kept - 1] if num_kept else None
+            while num_kept and words[num_kept - 1] == last:
+                num_kept -= 1
+        return num_kept
 
 
 class Student:
@@ -344,8 +344,8 @@ class Student:
         """Why engines that the bundle holds, or openvino, were not taken."""
         chosen = None
         if provider == OPENVINO:
-            held = [model["precision"] for model in self.manifest["models"]]
-            provider, precision, self.refused = choose_openvino(precision, cpu_flags(), held)
+            precisions = [model["precision"] for model in self.manifest["models"]]
+            provider, precision, self.refused = choose_openvino(precision, cpu_flags(), precisions)
         if precision is None and provider != "tensorrt":  # who names engines takes what they were built in
             precision = default_precision(self.manifest)
         if provider in ("auto", "tensorrt"):
@@ -456,8 +456,8 @@ def check_answers(student: Student) -> Checked:
     Raises:
         BundleError: it has none, or none of this precision.
     """
-    held = _json(student.folder / REFERENCE)
-    models = held.get("models", {}) if held.get("format") == 1 else {}
+    reference = _json(student.folder / REFERENCE)
+    models = reference.get("models", {}) if reference.get("format") == 1 else {}
     precision, is_openvino = student.precision, student.provider == OPENVINO
     sealed = models.get(ROUNDED.get(precision, precision) if is_openvino else precision)
     if sealed is None:
@@ -467,9 +467,9 @@ def check_answers(student: Student) -> Checked:
             "(`reference_pairs` says how many are sealed)."
         )
     tolerance = max(float(sealed["tolerance"]), BF16_TOLERANCE if is_openvino and precision == "bf16" else 0.0)
-    found = student.probabilities([(query, document) for query, document in held["pairs"]], batch_tokens=1)
+    answers = student.probabilities([(query, document) for query, document in reference["pairs"]], batch_tokens=1)
     largest_B = np.nan_to_num(
-        np.max([np.abs(found[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads], axis=0),
+        np.max([np.abs(answers[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads], axis=0),
         nan=np.inf,
     )
     name = f"{student.manifest['name']} {student.version}, {precision} on {student.provider}"

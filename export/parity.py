@@ -155,17 +155,17 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, 
     """
     wanted = Columns(**columns).model_copy(update={"gold": source.gold, "context": None})
     dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), storage)
-    found = read_pairs(dataset, np.arange(dataset.rows))
-    grade_N = np.full(len(found), NO_GRADE, dtype=np.int64)
+    pairs = read_pairs(dataset, np.arange(dataset.rows))
+    grade_N = np.full(len(pairs), NO_GRADE, dtype=np.int64)
     if source.gold is not None:
         values = read_grades(load_gold_by_row([file.path for file in dataset.files], source.gold, storage)).values
         known = mapped(values, source.gold_map, where=source.path, option="--gold-map")
         check_scale(grades_seen(known), grades, where=source.path, option="--gold-map")
         grade_N[:] = known.fill_null(NO_GRADE).to_numpy()
-    _, query_N = np.unique([pair.query_id for pair in found], return_inverse=True)
+    _, query_N = np.unique([pair.query_id for pair in pairs], return_inverse=True)
     return PairSet(
-        pairs=[(pair.query, pair.document) for pair in found],
-        names=[(source.path, pair.row_id) for pair in found],
+        pairs=[(pair.query, pair.document) for pair in pairs],
+        names=[(source.path, pair.row_id) for pair in pairs],
         queries=query_N,
         grades=grade_N,
         judge="gold" if (grade_N != NO_GRADE).any() else None,
@@ -438,27 +438,27 @@ def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigu
     count_K = np.bincount(student_NK.argmax(1))
     others = int(count_K.sum() - count_K.max())
     given = int((count_K > 0).sum())
-    said = []
+    doubts = []
     loss = max(
         one.f1_macro["loss_high"] if one.judged_queries > 1 else one.f1_macro["student"] * POINTS for one in figures
     )
     if FAMILY[precision] == "int8" and loss > spec.int8_max_f1_loss:
-        said.append(
+        doubts.append(
             f"it could lose {loss:.1f} points of macro F1 (95 %), the bound is {spec.int8_max_f1_loss:g}; more pairs "
             "would decide, or a bound on flips (parity.int8_max_flips)"
         )
     if others < LEAST_OUTCOMES:
-        said.append(
+        doubts.append(
             f"the student gives {given} of its grades, and to {others:,} of {len(student_NK):,} pairs another than the "
             f"commonest: fewer than {LEAST_OUTCOMES}, of which a flip would hardly show"
         )
     ordered = min(one.ordered for one in figures)
     if ordered < LEAST_OUTCOMES:
-        said.append(f"the student orders {ordered:,} pairs of documents: fewer than {LEAST_OUTCOMES}")
+        doubts.append(f"the student orders {ordered:,} pairs of documents: fewer than {LEAST_OUTCOMES}")
     lows = [one.tau if one.tau_low is None else one.tau_low for one in figures if one.tau is not None]
     if FAMILY[precision] == "int8" and lows and min(lows) < spec.int8_min_tau:
-        said.append(f"Kendall tau could be as low as {min(lows):.3f} (95 %), the bound is {spec.int8_min_tau:g}")
-    return said
+        doubts.append(f"Kendall tau could be as low as {min(lows):.3f} (95 %), the bound is {spec.int8_min_tau:g}")
+    return doubts
 
 
 def worst_rows(

@@ -163,10 +163,10 @@ class WebStore:
                         return
                     why = "the reply was cut short"
             except urllib.error.HTTPError as exc:
-                found = None
+                code = None
                 with exc, contextlib.suppress(OSError, http.client.HTTPException):
-                    found = re.search(rb"<Code>(\w+)</Code>", exc.read(1 << 16))
-                why = f"{exc.code} {found[1].decode() if found else exc.reason}"
+                    code = re.search(rb"<Code>(\w+)</Code>", exc.read(1 << 16))
+                why = f"{exc.code} {code[1].decode() if code else exc.reason}"
                 if exc.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # no byte is left
                     return
                 if exc.code == http.client.NOT_FOUND:
@@ -206,18 +206,26 @@ def region() -> str:
 def signed(url: str, headers: Mapping[str, str], now_s: float) -> dict[str, str]:
     """Headers of a GET with AWS's Signature Version 4 over all of them, by the keys of the usual variables."""
     parts, stamp = urllib.parse.urlsplit(url), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
-    held = {**headers, "host": parts.netloc, "x-amz-date": stamp, "x-amz-content-sha256": EMPTY_SHA256}
+    signed_headers = {**headers, "host": parts.netloc, "x-amz-date": stamp, "x-amz-content-sha256": EMPTY_SHA256}
     if token := variable("AWS_SESSION_TOKEN"):
-        held["x-amz-security-token"] = token
-    names = sorted(held)
-    lines = ["GET", parts.path, "", *(f"{name}:{held[name]}" for name in names), "", ";".join(names), EMPTY_SHA256]
+        signed_headers["x-amz-security-token"] = token
+    names = sorted(signed_headers)
+    lines = [
+        "GET",
+        parts.path,
+        "",
+        *(f"{name}:{signed_headers[name]}" for name in names),
+        "",
+        ";".join(names),
+        EMPTY_SHA256,
+    ]
     scope = f"{stamp[:8]}/{region()}/s3/aws4_request"
     text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest()])
     key = b"AWS4" + variable("AWS_SECRET_ACCESS_KEY").encode()
     for part in (*scope.split("/"), text):
         key = hmac.new(key, part.encode(), "sha256").digest()
     who = f"{variable('AWS_ACCESS_KEY_ID')}/{scope}, SignedHeaders={';'.join(names)}, Signature={key.hex()}"
-    return {**held, "Authorization": f"AWS4-HMAC-SHA256 Credential={who}"}
+    return {**signed_headers, "Authorization": f"AWS4-HMAC-SHA256 Credential={who}"}
 
 
 # Records: strict JSON of a known shape, signed where a key was given.
@@ -310,9 +318,9 @@ class Record(NamedTuple):
 
 def parse_record(data: bytes, kind: str, name: str, at: str, where: str) -> Record:
     """The record of a channel or version, with all checks that need no other file."""
-    held = strict_json(data, where)
-    body, signatures, refused_by = held.get("body"), held.get("signatures"), held.get("refused_by", [])
-    is_one = (held.get("kind"), held.get("format")) == (kind, 1) and fits(body, BODIES[kind])
+    record = strict_json(data, where)
+    body, signatures, refused_by = record.get("body"), record.get("signatures"), record.get("refused_by", [])
+    is_one = (record.get("kind"), record.get("format")) == (kind, 1) and fits(body, BODIES[kind])
     is_one = is_one and fits(signatures, [SIGNATURE]) and len(signatures or ()) <= 16
     is_one = is_one and fits(refused_by, [TEXT]) and len(refused_by) <= 100
     if not is_one or body is None or signatures is None:
@@ -475,16 +483,16 @@ class ServingFolder:
         path, serving = self.folder / ".pull.json", self.serving()
         need(path.is_file() or not path.exists(), f"{path}: is not an ordinary file. Move it away and pull again.")
         try:
-            found = json.loads(path.read_bytes())
+            values = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         except ValueError:
-            found = None
+            values = None
         need(
-            fits(found, STATE) and found.pop("format") == 1,
+            fits(values, STATE) and values.pop("format") == 1,
             f"{path}: not what a pull of this version writes. Move it away and pull again.",
         )
-        state = ServingState(**{**found, "served": tuple(Served(**one) for one in found["served"])})
+        state = ServingState(**{**values, "served": tuple(Served(**one) for one in values["served"])})
         if not state.served or serving in (None, self.path_of(state.served[0])) or serving.parent != self.versions:
             return state
         known = [place for place, one in enumerate(state.served) if one.folder == serving.name]
@@ -568,18 +576,18 @@ def sha256_of(path: Path, size_bytes: int | None = None, *, follows: bool = Fals
     """
     with contextlib.suppress(OSError):
         now_ns = time.time_ns()
-        held = path.stat() if follows else path.lstat()
-        is_plain = stat.S_ISREG(held.st_mode) and held.st_mode & stat.S_IRUSR
-        if not is_plain or size_bytes not in (None, held.st_size):
+        status = path.stat() if follows else path.lstat()
+        is_plain = stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IRUSR
+        if not is_plain or size_bytes not in (None, status.st_size):
             return ""
-        stamp = (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns, held.st_ctime_ns)
+        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         if stamp in PROVEN:
             return PROVEN[stamp]
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if now_ns - held.st_ctime_ns > YOUNG_NS:
-            PROVEN[stamp] = found
-        return found
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if now_ns - status.st_ctime_ns > YOUNG_NS:
+            PROVEN[stamp] = sha256
+        return sha256
     return ""
 
 
@@ -838,8 +846,8 @@ def bring_in(
         if path.is_symlink() or path.is_dir() == (path.relative_to(building).as_posix() in ours):
             remove(path)
     missing = [file for file in files if not is_file(building / file.path, file)]
-    held = {path.name: path.stat().st_size for path in partial.iterdir()}
-    sizes = {file.sha256: file.size_bytes - held.get(file.sha256, 0) for file in missing}
+    partial_bytes = {path.name: path.stat().st_size for path in partial.iterdir()}
+    sizes = {file.sha256: file.size_bytes - partial_bytes.get(file.sha256, 0) for file in missing}
     needed, free = sum(sizes.values()) + SPARE_BYTES, shutil.disk_usage(building).free
     need(needed <= free, f"{dest.folder}: {needed:,} bytes are needed, {free:,} are free.", AGAIN)
     for file in missing:
@@ -926,10 +934,10 @@ def pull(
         lifts_hold: switch although somebody rolled back from this very move of the channel.
         checks_parity: ask the new version's reference pairs before the switch.
     """
-    for one in (MANIFEST, "objects"):
+    for entry_name in (MANIFEST, "objects"):
         need(
-            not (dest.folder / one).exists(),
-            f"{dest.folder}: holds {one}, so it is a bundle, an output or a store. Pull to another folder.",
+            not (dest.folder / entry_name).exists(),
+            f"{dest.folder}: holds {entry_name}, so it is a bundle, an output or a store. Pull to another folder.",
         )
     name, fetched = address.name, [0]
     need(
@@ -976,7 +984,10 @@ def pull(
             if state != noted and not lifts_hold:  # somebody rolled back while files came in
                 return Pulled(dest.folder, state.served[0], is_held=True, fetched_bytes=fetched[0])
             if served is None or served.version_sha256 != to.version_sha256:
-                state = replace(state, held={one: upto for one, upto in state.held.items() if one != to.channel})
+                state = replace(
+                    state,
+                    held={channel: upto for channel, upto in state.held.items() if channel != to.channel},
+                )
             state = dest.switch(state, to, keep)
         dest.tidy(state)
         has_switched = bool(fault) or was != dest.path_of(to)
@@ -992,9 +1003,11 @@ def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:
         if to is None:
             places = [place for place, one in enumerate(state.served) if place > 0 and not state.leavers(one)]
         why = f"version {to} is not kept" if to else "keeps no version to go back to"
-        kept = "; ".join(map(state.describe, state.served[1:]))
-        kept = f"Here are: {kept}. Name one of them: --to VERSION; or pull" if kept else "Only the active one is. Pull"
-        need(bool(places), f"{dest.folder}: {why}. {kept} another.")
+        others = "; ".join(map(state.describe, state.served[1:]))
+        advice = "Only the active one is. Pull another."
+        if others:
+            advice = f"Here are: {others}. Name one of them: --to VERSION; or pull another."
+        need(bool(places), f"{dest.folder}: {why}. {advice}")
         left = replace(state, served=state.served[places[0] :])
         target = left.served[0]
         fault = fault_in(dest.path_of(target), target.manifest_sha256)[0]

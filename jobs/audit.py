@@ -561,19 +561,19 @@ class Audited:
         changed = {row.place: row.pair for row in self.everything.rows if row.counts and row.variant == probe.name}
         examples = []
         wrong_N = np.nan_to_num(moves.wrong(probe.direction), nan=-np.inf)
-        for place in np.argsort(-wrong_N, kind="stable")[:WORST].tolist():
-            if wrong_N[place] < step:
+        for target_index in np.argsort(-wrong_N, kind="stable")[:WORST].tolist():
+            if wrong_N[target_index] < step:
                 break
-            target = self.targets[place].pair
-            pair = changed.get(place, target)
+            target = self.targets[target_index].pair
+            pair = changed.get(target_index, target)
             example = Example(
                 row_id=target.row_id,
                 query_id=target.query_id,
                 doc_id=target.doc_id,
                 query=pair.query,
                 document=pair.document[:SHOWN_CHARACTERS],
-                before=float(moves.before[place]),
-                after=float(moves.after[place]),
+                before=float(moves.before[target_index]),
+                after=float(moves.after[target_index]),
             )
             examples.append(example)
         return examples

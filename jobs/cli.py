@@ -131,8 +131,8 @@ def main(args: list[str] | None = None) -> None:
         os.environ["LOGNAME"] = f"uid-{os.getuid()}"
     keep_arguments(arguments)
     with unfailing_streams() as sink, redacted_streams(), _log_form(arguments):
-        found = _ended(arguments)
-        code = found if isinstance(found, int) else 0
+        result = _ended(arguments)
+        code = result if isinstance(result, int) else 0
         sys.stdout.flush()
         if sink is not None and sink.lost is not None:  # the disk is full, or something like it
             _report_error(
@@ -194,10 +194,10 @@ def _ended(arguments: list[str]) -> Any:
     except SaidElsewhereError as exc:
         return int(exit_for(exc))
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
-        found = exc if isinstance(exc, RelabelError) else refusal(exc) or exc
-        code = _failed(found)
-        name = type(found).__name__
-        message = str(found)
+        error = exc if isinstance(exc, RelabelError) else refusal(exc) or exc
+        code = _failed(error)
+        name = type(error).__name__
+        message = str(error)
     joined = " ".join(arguments)
     if "--output json" in joined or "--output=json" in joined:
         click.echo(json.dumps({"error": name, "message": redacted(message), "exit_code": code}, ensure_ascii=False))
@@ -318,18 +318,18 @@ def refuse_secret_arguments(arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: names the argument by its place, or the option.
     """
-    for place, (before, argument) in enumerate(zip(("", *arguments), arguments, strict=False), start=1):
+    for position, (before, argument) in enumerate(zip(("", *arguments), arguments, strict=False), start=1):
         option, equals, value = argument.partition("=")
         if not (argument.startswith("--") and equals):
             option = before
             value = argument
         if option in _KEY_OPTIONS or value.startswith(STORAGE_KEY):
             continue
-        found = secret_in(value)
-        if found is not None:
-            where = option if option.startswith("--") else f"argument {place}"
+        kind = secret_in(value)
+        if kind is not None:
+            where = option if option.startswith("--") else f"argument {position}"
             raise ConfigError(
-                f"{where}: holds {found}, which would be written into plans and logs. Use the usual variables and "
+                f"{where}: holds {kind}, which would be written into plans and logs. Use the usual variables and "
                 "profiles of the store, or storage_options."
             )
 

@@ -314,11 +314,11 @@ def label_maps_of(texts: Sequence[str], judges: Sequence[str]) -> dict[str | Non
             raise UsageError(
                 f"{exc}. For one judge alone, put the judge in front as LABELS names it: {example}"
             ) from exc
-        place = None if judge is None else place_of(judge)
-        if place in maps:
+        judge_place = None if judge is None else place_of(judge)
+        if judge_place in maps:
             raise UsageError(f"--map-labels: two maps for {judge or 'all judges'}. Leave one out.")
         assert grade_map is not None
-        maps[place] = grade_map
+        maps[judge_place] = grade_map
     return maps
 
 

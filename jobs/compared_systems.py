@@ -210,16 +210,16 @@ def differences_table(result: ComparedSystems) -> Table:
     head = ["B - A", "figure", source, "95 % interval", "worst to best", "humans alone", "judge alone"]
     rows: list[list[Cell]] = []
     for pair in result.pairs:
-        for name, found in pair.figures.items():
+        for name, figure in pair.figures.items():
             rows.append(
                 [
                     f"{pair.b} - {pair.a}",
                     figure_title(name),
-                    f"{found.difference.value:+.4f}",
-                    _interval(found.difference),
-                    f"{found.lowest:+.4f} to {found.highest:+.4f}",
-                    "" if found.humans is None else _interval(found.humans),
-                    _interval(found.judge),
+                    f"{figure.difference.value:+.4f}",
+                    _interval(figure.difference),
+                    f"{figure.lowest:+.4f} to {figure.highest:+.4f}",
+                    "" if figure.humans is None else _interval(figure.humans),
+                    _interval(figure.judge),
                 ]
             )
     over = f"{result.queries:,} queries, of these {result.gold_queries:,} with gold"

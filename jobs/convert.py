@@ -376,20 +376,20 @@ def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOption
         **further,
     )
     with translate_polars_errors(source.path):
-        found = wanted.collect(engine="streaming")
+        rows = wanted.collect(engine="streaming")
     if target.wants_text and options.queries is not None:
         queries = load_queries(options.queries, options.by, options.query, storage)
-        found = with_texts(polars, found, options.queries, queries)
+        rows = with_texts(polars, rows, options.queries, queries)
     if target.is_by_text:
-        found = found.with_columns(id=polars.col("query_id"), query_id=polars.col("query"))
+        rows = rows.with_columns(id=polars.col("query_id"), query_id=polars.col("query"))
     _check(
         polars,
-        found,
+        rows,
         source,
         target,
         options,
     )
-    return found.drop("at", "odd")
+    return rows.drop("at", "odd")
 
 
 def _text_column(source: Source, names: list[str], target: Form, options: ConvertOptions) -> str:
@@ -431,35 +431,35 @@ def _value_of(polars: Any, source: Source, kind: Any) -> tuple[Any, Any]:
     return polars.when(is_number).then(number), text.is_not_null() & ~is_number
 
 
-def _check(polars: Any, found: Any, source: Source, target: Form, options: ConvertOptions) -> None:
+def _check(polars: Any, frame: Any, source: Source, target: Form, options: ConvertOptions) -> None:
     """Raise for the first row that is at fault, in the order of values, missing ids, ids that the target can't hold."""
     names = {"query_id": options.by, "doc_id": options.doc, "query": options.query, "tag": "tag"}
     wanted = ["query_id", "doc_id"]
     if target.wants_text:
         wanted.insert(0, "query")
-    kept = found.filter(polars.col("value").is_not_null())
-    faults = [("odd", found.filter(polars.col("odd").is_not_null()))]
-    faults += [(name, kept.filter(polars.col(name).is_null())) for name in wanted]
+    valued = frame.filter(polars.col("value").is_not_null())
+    faults = [("odd", frame.filter(polars.col("odd").is_not_null()))]
+    faults += [(name, valued.filter(polars.col(name).is_null())) for name in wanted]
     if target.unwritable:
-        texts = [name for name in (*wanted, "tag") if name in found.columns]
-        faults += [(name, kept.filter(polars.col(name).str.contains(target.unwritable))) for name in texts]
+        texts = [name for name in (*wanted, "tag") if name in frame.columns]
+        faults += [(name, valued.filter(polars.col(name).str.contains(target.unwritable))) for name in texts]
     for name, rows in faults:
         if not rows.height:
             continue
-        held = rows.row(0, named=True)
-        where = f"{source.path}: {source.row_text(held['at'])}"
+        first = rows.row(0, named=True)
+        where = f"{source.path}: {source.row_text(first['at'])}"
         others = f" ({rows.height:,} such rows)" if rows.height > 1 else ""
         if name == "odd":
-            raise InputError(f"{where}: {_odd_text(source, held['odd'], others)}")
-        if held[name] is None and name == "query" and options.queries is not None:
+            raise InputError(f"{where}: {_odd_text(source, first['odd'], others)}")
+        if first[name] is None and name == "query" and options.queries is not None:
             raise InputError(
-                f"{where}: {options.queries} has no text for query {held.get('id', held['query_id'])!r}{others}. Add "
+                f"{where}: {options.queries} has no text for query {first.get('id', first['query_id'])!r}{others}. Add "
                 "it, or leave the row out."
             )
-        if held[name] is None:
+        if first[name] is None:
             raise InputError(f"{where} has no `{names[name]}`{others}. Give every row one, or leave the row out.")
         raise InputError(
-            f"{where}: `{names[name]}` is {held[name][:SHOWN_CHARACTERS]!r}{others}, which {_kind_of_file(target)} "
+            f"{where}: `{names[name]}` is {first[name][:SHOWN_CHARACTERS]!r}{others}, which {_kind_of_file(target)} "
             f"can't hold ({target.example}: {target.limits}). {_how_to_write(source, target)}"
         )
 
@@ -819,8 +819,8 @@ def _batches(source: Source, kept: Any, texts: BrokenTexts, *, has_means: bool) 
     """
     rows = kept["row"].to_numpy()
     values = kept["value"].to_arrow()
-    held = pq.read_schema(source.files[0])
-    schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
+    stored_schema = pq.read_schema(source.files[0])
+    schema = pa.schema([stored_schema.field(name) for name in source.names], metadata=stored_schema.metadata)
     typed = schema
     has_fields = source.form is not None and bool(source.form.columns)
     is_read = has_means or has_fields
@@ -830,16 +830,16 @@ def _batches(source: Source, kept: Any, texts: BrokenTexts, *, has_means: bool) 
         typed = typed.set(typed.get_field_index(source.value), pa.field(source.value, pa.float64()))
 
     def tables() -> Iterator[pa.Table]:
-        place = 0
+        row = 0
         for path in source.files:
-            file_row = place
+            file_row = row
             with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
                 for batch in parquet.iter_batches(batch_size=_batch_rows(parquet.metadata), columns=source.names):
-                    begin, end = np.searchsorted(rows, [place, place + batch.num_rows])
+                    begin, end = np.searchsorted(rows, [row, row + batch.num_rows])
                     stored = pa.Table.from_batches([batch]).select(source.names).cast(schema)
-                    table = texts.mend(stored, path, place - file_row, ()).cast(schema)
-                    table = table.take(pa.array(rows[begin:end] - place))
-                    place += batch.num_rows
+                    table = texts.mend(stored, path, row - file_row, ()).cast(schema)
+                    table = table.take(pa.array(rows[begin:end] - row))
+                    row += batch.num_rows
                     if is_read:
                         at = table.column_names.index(source.value)
                         table = table.set_column(

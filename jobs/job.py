@@ -196,11 +196,11 @@ class Job:
         kwargs = self.spec.engine.chat_template_kwargs
         if plan is not None:
             kwargs = day_of(plan.parts.get("engine", {}).get("chat_template_kwargs")) | kwargs
-        elif (folder := self.template_folder()) and may_show_day(folder.path, kwargs) and self._says_day(folder):
+        elif (folder := self.template_folder()) and may_show_day(folder.path, kwargs) and self._shows_day(folder):
             kwargs = {DAY: date.today().isoformat()} | kwargs
         return self.changed("engine", chat_template_kwargs=kwargs)
 
-    def _says_day(self, folder: TokenizerFolder) -> bool:
+    def _shows_day(self, folder: TokenizerFolder) -> bool:
         """Whether the day is in the prompts: many templates say it only where there is no system turn."""
         asks = self.labeler.probe()
         from relabel.labelers.engines.transformers import prompt_encoder

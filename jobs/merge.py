@@ -271,8 +271,8 @@ def _steps(run: MergedRun, merged: RunFolder) -> Iterator[Callable[[], list[Rece
         rows_by_chunk = chunk_row_ids(merged.store, merged.plan.shards[merged_shard])
         merged_by_chunk = {receipts[0].chunk: receipts for receipts in merged.chunk_receipts(merged_shard)}
         for (_, chunk), offers in of_shard:
-            held = merged_by_chunk.get(chunk, [])
-            offer = _best_offer(offers, held)
+            earlier = merged_by_chunk.get(chunk, [])
+            offer = _best_offer(offers, earlier)
             if offer.todo:
                 yield partial(
                     _staged,
@@ -280,7 +280,7 @@ def _steps(run: MergedRun, merged: RunFolder) -> Iterator[Callable[[], list[Rece
                     offer.source,
                     merged,
                     merged_shard,
-                    held,
+                    earlier,
                     offer.todo,
                     rows_by_chunk[chunk],
                     replaces_held=not offer.goes_on,

@@ -59,8 +59,8 @@ def with_ids(table: pa.Table, path: str, queries: Sequence[tuple[str, str]], *, 
         for name in ids_of_text[text]:
             rows.append(row)
             ids.append(name)
-    place = table.column_names.index("query_id")
-    return table.take(pa.array(rows, pa.int64())).set_column(place, "query_id", pa.array(ids, pa.string()))
+    index = table.column_names.index("query_id")
+    return table.take(pa.array(rows, pa.int64())).set_column(index, "query_id", pa.array(ids, pa.string()))
 
 
 def with_texts(polars: Any, rows: Any, path: str, queries: Sequence[tuple[str, str]]) -> Any:

@@ -662,18 +662,18 @@ def _explained(
         InputError: there is none.
     """
     explained: dict[tuple[str, str], Opinion] = {}
-    for one in opinions:
-        if one.why is not None and one.pair in judge and one.pair not in in_conflict:
-            explained.setdefault(one.pair, one)
+    for opinion in opinions:
+        if opinion.why is not None and opinion.pair in judge and opinion.pair not in in_conflict:
+            explained.setdefault(opinion.pair, opinion)
     if not explained:
         raise InputError(
             "--examples: no judgment of the run's pairs has a reason (`why`) and no conflict. Nothing was written."
         )
     by_grade: dict[int, list[Opinion]] = {}
-    for one in sorted(explained.values(), key=lambda one: -abs(one.grade - judge[one.pair])):
-        by_grade.setdefault(one.grade, []).append(one)
+    for opinion in sorted(explained.values(), key=lambda opinion: -abs(opinion.grade - judge[opinion.pair])):
+        by_grade.setdefault(opinion.grade, []).append(opinion)
     turns = zip_longest(*(by_grade[grade] for grade in sorted(by_grade)))
-    return [one for turn in turns for one in turn if one is not None][:MOST_EXAMPLES]
+    return [opinion for turn in turns for opinion in turn if opinion is not None][:MOST_EXAMPLES]
 
 
 def _write_examples(
@@ -685,17 +685,17 @@ def _write_examples(
         UsageError: other examples are there.
     """
     texts: dict[tuple[str, str], tuple[str, str]] = {}
-    wanted = {one.pair for one in examples}
+    wanted = {opinion.pair for opinion in examples}
     for table in join_texts(run, storage)[1]:
         for row in table.select(["query_id", "doc_id", "query", "document"]).to_pylist():
             pair = (row["query_id"], row["doc_id"])
             if pair in wanted:
                 texts.setdefault(pair, (row["query"], row["document"]))
     lines = []
-    for one in examples:
-        query, document = texts[one.pair]
-        assert one.why is not None
-        example = PersonsExample(query, shortened(document, EXAMPLE_CHARACTERS), one.grade, one.why)
+    for opinion in examples:
+        query, document = texts[opinion.pair]
+        assert opinion.why is not None
+        example = PersonsExample(query, shortened(document, EXAMPLE_CHARACTERS), opinion.grade, opinion.why)
         lines.append(json.dumps(asdict(example), ensure_ascii=False) + "\n")
     data = "".join(lines).encode()
     if target.is_file() and target.read_bytes() == data:

@@ -129,13 +129,13 @@ def read_spec_file(path: str, kind: str, keys: tuple[str, ...]) -> dict[str, Any
         raise ConfigError(f"{path}: can't be read ({exc}).") from exc
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{place}: not YAML: {yaml_fault(exc)}.") from exc
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: not YAML: {yaml_fault(exc)}.") from exc
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, so it is not a spec. {beginning}.")
     if not isinstance(values, dict):
-        held = "is empty" if values is None else f"holds a {type(values).__name__}"
-        raise ConfigError(f"{path}: {held}; want a mapping with the keys {', '.join(keys)}. {beginning}.")
+        content = "is empty" if values is None else f"holds a {type(values).__name__}"
+        raise ConfigError(f"{path}: {content}; want a mapping with the keys {', '.join(keys)}. {beginning}.")
     return values
 
 
@@ -530,13 +530,13 @@ def _keys_in(environment: Mapping[str, str], kind: str, fields: tuple[str, ...])
         ConfigError: one that looks like a key with a slip in it; a cluster may set names of its own
             (RELABEL_SERVICE_HOST).
     """
-    found = []
+    variables = []
     for name in sorted(environment):
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if keys[0] in fields:
-            found.append((name, keys))
+            variables.append((name, keys))
             continue
         meant = difflib.get_close_matches(keys[0], fields, n=1, cutoff=0.8)
         if meant:
@@ -544,7 +544,7 @@ def _keys_in(environment: Mapping[str, str], kind: str, fields: tuple[str, ...])
                 f"variable {name}: no key of a {kind} is called `{keys[0]}`; did you mean "
                 f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
             )
-    return found
+    return variables
 
 
 def _resolved(

@@ -485,7 +485,7 @@ def _equal_figures(
     names: tuple[str, str], figures: Mapping[str, SystemByQuery], comparison: Comparison
 ) -> dict[str, list[str]]:
     """The titles of figures in which two systems are equal in every query, by the reason."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     k = comparison.cut.k
     for figure in FIGURES:
         first, second = (_values(figure, figures[name], comparison.is_gold) for name in names)
@@ -499,8 +499,8 @@ def _equal_figures(
             )
         elif (first == first[0]).all():
             reason = f"both have {first[0]:.4f} in each"
-        found.setdefault(reason, []).append(figure_title(f"{figure}@{k}"))
-    return found
+        by_reason.setdefault(reason, []).append(figure_title(f"{figure}@{k}"))
+    return by_reason
 
 
 def _values(figure: str, system: SystemByQuery, is_gold_G: np.ndarray) -> np.ndarray:
@@ -908,10 +908,10 @@ def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None], num_j
     Args:
         num_judged: compared queries that humans judged, which may be too few for any figure.
     """
-    found = []
+    warnings = []
     if comparison.humans is None:
         few = f"Humans judged {num_judged} of the compared queries, and figures want {FEWEST_FOR_DIFFERENCES}"
-        found.append(f"{few if num_judged else 'No human judged anything here'}: {OPINION}")
+        warnings.append(f"{few if num_judged else 'No human judged anything here'}: {OPINION}")
     for name, maker in made_by.items():
         if maker not in ("judge", "student"):
             continue
@@ -920,14 +920,14 @@ def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None], num_j
             effect = "the judge prefers what resembles it, so that its opinion of this system is worth nothing"
         else:
             effect = "the judge prefers what resembles it; the gold queries correct for that, with wider intervals"
-        found.append(f"{name}: its scores are those of {whose}: {effect}.")
+        warnings.append(f"{name}: its scores are those of {whose}: {effect}.")
     for name in comparison.rows:
         missing = comparison.unanswered(name)
         if len(missing):
-            found.append(f"{_unanswered_text(name, comparison)}: {_first(missing)}")
-    found += filter(None, (tied_text(name, ranking) for name, ranking in comparison.rankings.items()))
-    found += filter(None, (unjudged_text(name, comparison) for name in comparison.rows))
-    return found
+            warnings.append(f"{_unanswered_text(name, comparison)}: {_first(missing)}")
+    warnings += filter(None, (tied_text(name, ranking) for name, ranking in comparison.rankings.items()))
+    warnings += filter(None, (unjudged_text(name, comparison) for name in comparison.rows))
+    return warnings
 
 
 def _unanswered_text(name: str, comparison: Comparison) -> str:
@@ -979,12 +979,12 @@ def grade_warnings(
     comparison: Comparison, judged: PairGrades, gold: PairGrades | None, options: SystemsOptions
 ) -> list[str]:
     """Warnings of grades that do not mean what they are given for."""
-    found = []
+    warnings = []
     if comparison.in_part:
-        found.append(f"{options.gold}: {in_part_text(comparison)}")
+        warnings.append(f"{options.gold}: {in_part_text(comparison)}")
     num_alike = 0 if comparison.humans is None else _num_alike(comparison, comparison.humans)
     if num_alike >= LEAST_ALIKE:
-        found.append(
+        warnings.append(
             f"{options.gold}: its grades are the labels', for all {num_alike:,} documents of a system that both "
             "grade. If it holds labels of a judge, the judge is compared with itself: give grades of humans, or leave "
             "out --gold."
@@ -993,12 +993,12 @@ def grade_warnings(
     sources = {options.labels: judged.seen, str(options.gold): set() if gold is None else gold.seen}
     for where, seen in sources.items():
         if seen and max(seen) < least:
-            found.append(
+            warnings.append(
                 f"{where}: its grades go up to {max(seen)}, and documents are relevant from {least} on, so that P and "
                 "RR have no relevant document there. --map and --map-labels bring two scales to one, --relevant sets "
                 "the least relevant grade."
             )
-    return found
+    return warnings
 
 
 def _num_alike(comparison: Comparison, humans: Assessor) -> int:
@@ -1016,30 +1016,30 @@ def _num_alike(comparison: Comparison, humans: Assessor) -> int:
 
 def comparison_notes(comparison: Comparison, judged: PairGrades, gold: PairGrades | None) -> list[str]:
     """Remarks on what is left out or counts as nothing."""
-    found = []
+    notes = []
     ranked = pa.concat_arrays([ranking.queries for ranking in comparison.rankings.values()])
     num_ranked = len(codes_of(ranked)[1])
     if num_ranked > len(comparison.queries):
-        found.append(
+        notes.append(
             f"queries that systems rank and that have no label, left out: {num_ranked - len(comparison.queries):,}"
         )
     num_unranked = len(_graded_queries(judged)) - len(comparison.queries)
     if num_unranked:
-        found.append(f"queries with labels for which no system returns anything, left out: {num_unranked:,}")
+        notes.append(f"queries with labels for which no system returns anything, left out: {num_unranked:,}")
     if gold is not None:
         num_unused = len(_graded_queries(gold)) - comparison.num_gold - len(comparison.in_part)
         if num_unused:
-            found.append(f"gold queries that are not compared, left out: {num_unused:,}")
+            notes.append(f"gold queries that are not compared, left out: {num_unused:,}")
     if comparison.humans is not None:
         is_partly_G = comparison.is_gold & (comparison.humans.num_expected > 0)
         if is_partly_G.any():
-            found.append(
+            notes.append(
                 f"humans graded fewer documents than the judge labelled in {int(is_partly_G.sum()):,} of "
                 f"{comparison.num_gold:,} gold queries: in the best ranking, by which nDCG is measured, the others "
                 "have the mean of what humans gave to documents with their label. A system's own nDCG is rather too "
                 f"high then: {PAGE}#the-best-ranking"
             )
-    return found
+    return notes
 
 
 # ------------------------------------------------------------------------------

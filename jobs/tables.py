@@ -76,8 +76,8 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
     """
     place = place_of(to)
     for path in inputs:
-        held = place_of(path).rstrip("/")
-        if place == held or place.startswith(f"{held}/") or takes_file(path, to):
+        input_place = place_of(path).rstrip("/")
+        if place == input_place or place.startswith(f"{input_place}/") or takes_file(path, to):
             raise UsageError(f"{to}: is in the input {path}. Give a file elsewhere.")
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_remote(to):
@@ -302,26 +302,26 @@ def _common_types(files: Sequence[str], read: Collection[str], ids: Collection[s
     Raises:
         InputError: a file is not a whole Parquet file, or has other columns than the first.
     """
-    found: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = {}
     for file in files:
         with open_parquet(file, storage) as parquet:
             stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
             kinds = {one.name: one.type for one in parquet.plain_schema}
         kinds |= {name: kind for name, kind in stored.items() if name not in read}
-        if found and found.keys() != kinds.keys():
+        if types and types.keys() != kinds.keys():
             raise InputError(
-                f"{file}: has the columns {', '.join(kinds)}; {files[0]} has {', '.join(found)}. Make the files agree."
+                f"{file}: has the columns {', '.join(kinds)}; {files[0]} has {', '.join(types)}. Make the files agree."
             )
         for name, kind in kinds.items():
-            before = found.get(name, kind)
+            before = types.get(name, kind)
             if pa.types.is_null(before) or before == kind:
-                found[name] = kind
+                types[name] = kind
             elif not pa.types.is_null(kind) and is_number_type(before) and is_number_type(kind):
-                found[name] = pa.float64()
-    for name in ids & found.keys():
-        if is_number_type(found[name]) and not (pa.types.is_integer(found[name]) or pa.types.is_null(found[name])):
-            found[name] = pa.large_string()
-    return pa.schema(found.items())
+                types[name] = pa.float64()
+    for name in ids & types.keys():
+        if is_number_type(types[name]) and not (pa.types.is_integer(types[name]) or pa.types.is_null(types[name])):
+            types[name] = pa.large_string()
+    return pa.schema(types.items())
 
 
 def _local_copy(
@@ -464,7 +464,7 @@ def add_columns(
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
     texts = BrokenTexts()
-    kept = [one for one in pairs.schema if one.name not in added]
+    fields_kept = [field for field in pairs.schema if field.name not in added]
     new = [pa.field(name, kind) for name, kind in added.items()]
 
     def tables() -> Iterator[pa.Table]:
@@ -476,14 +476,14 @@ def add_columns(
                     stored = _cast(batch, pairs.schema, name, pairs.named)
                     table = texts.mend(stored, name, first_row, _IDS)
                     first_row += batch.num_rows
-                    found = table.select([one.name for one in kept])
+                    columns_read = table.select([field.name for field in fields_kept])
                     columns = values(table)
-                    for one in new:
-                        found = found.append_column(one, pa.array(columns[one.name], type=one.type))
-                    yield found
+                    for field in new:
+                        columns_read = columns_read.append_column(field, pa.array(columns[field.name], type=field.type))
+                    yield columns_read
 
     with written(to, storage) as file:
-        write_grouped(file, pa.schema([*kept, *new]), tables())
+        write_grouped(file, pa.schema([*fields_kept, *new]), tables())
     texts.report()
 
 

@@ -299,8 +299,8 @@ def _read_delimited(path: str, choose: Choice, storage: Storage) -> dict[str, Co
                 f"{path}: {sheet_row(number)} has {len(row)} fields, its first line names {len(names)} (columns are "
                 f"divided by {delimiter!r})."
             )
-    place = {name: number for number, name in enumerate(names)}
-    return {name: [row[place[name]] for row in rows] for name in choose(names)}
+    index_of = {name: number for number, name in enumerate(names)}
+    return {name: [row[index_of[name]] for row in rows] for name in choose(names)}
 
 
 def _write_delimited(

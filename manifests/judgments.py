@@ -299,16 +299,16 @@ def _detailed_ratings(path: str, text: str) -> Iterator[Rating]:
 def _detailed_records(text: str) -> Iterator[list[str]]:
     text = text.rstrip("\r\n") + "\n"  # so that a last field that is empty counts
     fields: list[str] = []
-    place = 0
-    while place < len(text):
-        found = _DETAILED_FIELD.match(text, place)
-        assert found is not None, "an empty field matches anywhere"
-        fields.append((found[1] if found[1] is not None else found[2]).replace('""', '"'))
-        place = found.end()
-        if text.startswith(",", place):
-            place += 1
+    position = 0
+    while position < len(text):
+        field = _DETAILED_FIELD.match(text, position)
+        assert field is not None, "an empty field matches anywhere"
+        fields.append((field[1] if field[1] is not None else field[2]).replace('""', '"'))
+        position = field.end()
+        if text.startswith(",", position):
+            position += 1
             continue
-        place += 2 if text.startswith("\r\n", place) else 1
+        position += 2 if text.startswith("\r\n", position) else 1
         if any(fields):
             yield fields
         fields = []

@@ -181,13 +181,13 @@ def _of_table(path: str, columns: RankingColumns, storage: Storage) -> Ranking:
 
     form = form_by_suffix(path, TABLES)
     assert form is not None
-    held = form.read(path, choose, storage)
+    table = form.read(path, choose, storage)
     query, doc, ranked_by = chosen
-    value_N = _numbers(held[ranked_by], path, row_text_of(form))
+    value_N = _numbers(table[ranked_by], path, row_text_of(form))
     if ranked_by == RANK:
         value_N = -value_N
-    found = _ranking(path, f"{form.name}, by `{ranked_by}`", held[query], held[doc], value_N)
-    return replace(found, ranked_by=ranked_by)
+    ranking = _ranking(path, f"{form.name}, by `{ranked_by}`", table[query], table[doc], value_N)
+    return replace(ranking, ranked_by=ranked_by)
 
 
 def _ranked_by(path: str, names: list[str], columns: RankingColumns) -> str:

@@ -106,15 +106,15 @@ class Spec(BaseModel):
         """
         kinds = _kinds(cls, str(info.field_name))
         if Any in kinds:
-            for key, one in _inner(value):
-                if isinstance(one, DisputedText):
+            for key, part in _inner(value):
+                if isinstance(part, DisputedText):
                     raise ValueError(
                         f"{key or 'the value'} is a word that YAML 1.1 and 1.2 read differently; put it in quotes, or "
                         "write true, false or a plain number"
                     )
-                if isinstance(one, float) and not math.isfinite(one):
-                    raise ValueError(f"{key or 'the value'} is {one}; want a finite number")
-        elif kinds & {int, float} and bool not in kinds and any(isinstance(one, bool) for _, one in _inner(value)):
+                if isinstance(part, float) and not math.isfinite(part):
+                    raise ValueError(f"{key or 'the value'} is {part}; want a finite number")
+        elif kinds & {int, float} and bool not in kinds and any(isinstance(part, bool) for _, part in _inner(value)):
             raise ValueError("want a number, not true or false")
         return value
 

@@ -318,12 +318,12 @@ def mended_texts(column: pa.Array) -> tuple[pa.Array, list[int]]:
         return column, []
     values: list[Any] = []
     broken: list[int] = []
-    for place, value in enumerate(column.cast(_as_bytes(column.type)).to_pylist()):
+    for position, value in enumerate(column.cast(_as_bytes(column.type)).to_pylist()):
         try:
             values.append(_decoded(value, "strict"))
         except UnicodeDecodeError:
             values.append(_decoded(value, "replace"))
-            broken.append(place)
+            broken.append(position)
     return pa.array(values, column.type), broken
 
 
@@ -628,8 +628,8 @@ def require_columns(needed: Sequence[NeededColumn], names: Sequence[str], *, pat
             f"{path}: its one column is called {names[0]!r}: columns are divided by {cut!r}. Write the file with "
             "commas (.csv), or with tabs (.tsv)."
         )
-    taken = {column.name for column in needed}
-    free = [name for name in names if name not in taken]
+    needed_names = {column.name for column in needed}
+    free = [name for name in names if name not in needed_names]
     # a column that is called as another role usually is holds that, and is not what is meant
     free_of_usual = [name for name in free if name not in USUAL_NAMES]
     hints = {
@@ -785,7 +785,7 @@ def read_scores(column: Column, *, path: str, name: str, row_text: RowText) -> p
         InputError: a row holds something else.
     """
     values, code_N = distinct(column)
-    found: list[float | None] = []
+    scores: list[float | None] = []
     for code, value in enumerate(values):
         text = "" if value is None or value != value else str(value).strip()
         try:
@@ -795,8 +795,8 @@ def read_scores(column: Column, *, path: str, name: str, row_text: RowText) -> p
         if number is not None and not math.isfinite(number):
             row = int(np.flatnonzero(code_N == code)[0])
             raise InputError(f"{path}: {row_text(row)}: `{name}` is {text[:60]!r}, and a score is a number.")
-        found.append(number)
-    return pa.array(found, pa.float64()).take(pa.array(code_N))
+        scores.append(number)
+    return pa.array(scores, pa.float64()).take(pa.array(code_N))
 
 
 def read_grades(column: Column) -> Grades:
@@ -807,17 +807,17 @@ def read_grades(column: Column) -> Grades:
     that is not written as 0.
     """
     values, code_N = distinct(column)
-    found: list[int | None] = []
+    numbers: list[int | None] = []
     unreadable: dict[int, str] = {}
     for code, value in enumerate(values):
         if type(value) is int and -(2**63) <= value < 2**63:
-            found.append(value)
+            numbers.append(value)
             continue
         text = "" if value is None or value != value else str(value).strip()
         is_number = not isinstance(value, bool) and _WHOLE.fullmatch(text) is not None
-        found.append(int(float(text)) if is_number else None)
+        numbers.append(int(float(text)) if is_number else None)
         if text and not is_number:
             unreadable[code] = text[:60]
-    grades = pa.array(found, pa.int64()).take(pa.array(code_N))
+    grades = pa.array(numbers, pa.int64()).take(pa.array(code_N))
     # codes are in the order in which values occur, and so are the texts
     return Grades(grades, np.flatnonzero(np.isin(code_N, list(unreadable))), list(dict.fromkeys(unreadable.values())))

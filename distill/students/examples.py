@@ -360,8 +360,8 @@ def _labels_by_ids(path: str, dataset: Dataset, storage: Storage) -> tuple[pa.Ta
     Raises:
         InputError: it can't be read, lacks a column, or the pairs have a labelled one never or several times.
     """
-    found = open_labels(path, storage, has_options=False)
-    (batch,) = found.parts()
+    labels = open_labels(path, storage, has_options=False)
+    (batch,) = labels.parts()
     query_column, doc_column = dataset.id_columns
     files = [file.path for file in dataset.files]
     rows_of: dict[tuple[str, str], list[int]] = {}
@@ -384,7 +384,7 @@ def _labels_by_ids(path: str, dataset: Dataset, storage: Storage) -> tuple[pa.Ta
                 "from 0."
             )
         columns["row_id"].append(rows[0])
-    return pa.table(columns), found.notes
+    return pa.table(columns), labels.notes
 
 
 def _ids(files: list[str], column: str, storage: Storage) -> list[str]:

@@ -814,20 +814,20 @@ def check_together(accelerator: Accelerator, folder: Path, identity: str) -> Non
     if is_claimed and accelerator.is_main_process:
         mark.mkdir()
     accelerator.wait_for_everyone()
-    found = gather_object([(identity, mark.exists() or not is_claimed)])
+    starts = gather_object([(identity, mark.exists() or not is_claimed)])
     if is_claimed and accelerator.is_main_process:
         mark.rmdir()
     fault = None
-    for number, (other, is_seen) in enumerate(found, start=1):
-        if other != found[0][0]:
+    for number, (other, is_seen) in enumerate(starts, start=1):
+        if other != starts[0][0]:
             fault = (
-                f"process {number} of {len(found)} was started with another spec than the first, or reads other data. "
+                f"process {number} of {len(starts)} was started with another spec than the first, or reads other data. "
                 "Start all by the same command, with the same files."
             )
         elif not is_seen:
             fault = (
-                f"process {number} of {len(found)} does not see what the first one writes to {folder}. Put `output` on "
-                "storage that all machines have."
+                f"process {number} of {len(starts)} does not see what the first one writes to {folder}. Put `output` "
+                "on storage that all machines have."
             )
     if fault is not None:
         raise ConfigError(fault) if accelerator.is_main_process else SaidElsewhereError(fault)

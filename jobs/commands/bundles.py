@@ -356,11 +356,11 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     """
     bundle_store = _open_existing(url)
     grace_s = span_s(grace, "--grace")
-    found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
-    has_work = found["marked"] or found["deleted"] or found["swept"]
+    counts = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
+    has_work = counts["marked"] or counts["deleted"] or counts["swept"]
     code = Exit.DONE if has_work or not deletes else Exit.NOTHING_TO_DO
     did = "nothing was touched. To do it: --delete"
-    if deletes and found["marked"]:
+    if deletes and counts["marked"]:
         wait = grace if grace_s < SETTLE_S else "a day"
         did = f"done. What is marked is deleted by the same command, {wait} or more after it was marked"
     elif deletes:
@@ -368,7 +368,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     return emit(
         Summary(
             f"{bundle_store.url}: {did}",
-            {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)},
+            {"url": bundle_store.url, "dry_run": not deletes, **counts, "exit_code": int(code)},
         ),
         output,
         code,
@@ -560,11 +560,11 @@ def _export_hf(
     wanted = None
     if precisions is not None:
         wanted = validate_spec(ExportSpec, {"precisions": precisions}, where="the options").precisions
-    place = _place(to)
+    target = _place(to)
     storage = Storage()
     made = export_to_hub_folder(
         Path(local_student(student, storage)),
-        place,
+        target,
         form,
         score=score,
         storage=storage,
@@ -576,7 +576,7 @@ def _export_hf(
     )
     code = Exit.NOTHING_TO_DO if made.was_done and not done_ok else Exit.DONE
     result = {
-        "path": str(place),
+        "path": str(target),
         "library": made.library,
         "checks": [str(check) for check in made.checks],
         "graphs": {graph.path: graph.sha256 for graph in made.graphs},
@@ -585,7 +585,7 @@ def _export_hf(
     }
     return emit(
         Summary(
-            f"{'Nothing to do: this student is in' if made.was_done else 'The student is in'} {place}",
+            f"{'Nothing to do: this student is in' if made.was_done else 'The student is in'} {target}",
             {**result, "exit_code": int(code)},
         ),
         output,
@@ -738,8 +738,8 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     folder = local_folder(bundle, "BUNDLE").resolve()
     put_back(folder)
     opened = open_bundle(folder)
-    place = measurements_folder(folder) if to is None else local_folder(to, "--to")
-    check_place(place)
+    target = measurements_folder(folder) if to is None else local_folder(to, "--to")
+    check_place(target)
     texts: Sequence[tuple[str, str]] | None = None
     if pairs is not None:
         student = student_facts(opened)
@@ -755,7 +755,7 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
         gates=gates,
         write=lambda line: click.echo(line, err=True),
     )
-    written = write_results(place, facts)
+    written = write_results(target, facts)
     for warning in warnings_of(facts):
         logs.write(warning, level="warning", event="bench")
     report_refused(verdicts)

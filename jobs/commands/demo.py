@@ -154,11 +154,11 @@ def call(command: str, log: Path) -> Row:
             progress.clear()
         result = None
         for text in out.splitlines():
-            found = object_of(text)
-            if found is None:
+            value = object_of(text)
+            if value is None:
                 file.write(f"{text}\n")
             else:
-                result = found
+                result = value
         if result is not None:
             file.write(f"{RESULT_MARK}\n{json.dumps(result, indent=1, ensure_ascii=False)}\n")
     return {
@@ -376,11 +376,11 @@ def write_demo(root: Path, pairs: Sequence[Row], way: Way) -> None:
     with translate_errors("write to", root), resources.as_file(shipped) as source:
         root.mkdir(parents=True, exist_ok=True)
         job = root / "job.yaml"
-        taken = [root / name for name in (*files, *tables) if (root / name).exists()]
+        existing = [root / name for name in (*files, *tables) if (root / name).exists()]
         # the job file is the mark of an earlier demo; without it, what lies there is somebody's own
-        if taken and not (job.is_file() and job.read_bytes().startswith(b"# Written by `relabel demo`.")):
+        if existing and not (job.is_file() and job.read_bytes().startswith(b"# Written by `relabel demo`.")):
             raise UsageError(
-                f"{taken[0]}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER"
+                f"{existing[0]}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER"
             )
         for name, text in files.items():
             (root / name).write_text(text, encoding="utf-8")

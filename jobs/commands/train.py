@@ -76,18 +76,18 @@ def open_spec(
     check_launch(os.environ)
     settings = read_settings(spec, overrides=overrides, kind=kind, fields=fields)
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
-    kept = cache_dir()
+    models_dir = cache_dir()
     storage = storage_of(settings.values, where=where)
-    found = resolved(read(settings.values, where), settings.places)
-    for key, path in paths_of(found):
+    checked_spec = resolved(read(settings.values, where), settings.places)
+    for key, path in paths_of(checked_spec):
         if not is_url(path) and not has_magic(path) and not os.path.lexists(path):
             raise InputError(f"{path}: no such file or folder (from {Path.cwd()}); `{key}` names it.")
-    fetch_model(model_of(found), storage, cache_dir=kept)
-    return found, kept, storage
+    fetch_model(model_of(checked_spec), storage, cache_dir=models_dir)
+    return checked_spec, models_dir, storage
 
 
 @contextlib.contextmanager
-def says_how_to_continue(output: str) -> Iterator[None]:
+def advice_to_continue(output: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the training; the first process prints how to continue.
 
     Args:
@@ -221,7 +221,7 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
     from relabel.jobs.trained import StudentResult
 
     found, cache_dir, storage = _open_student_spec(spec, overrides)
-    with says_how_to_continue(found.output):
+    with advice_to_continue(found.output):
         report = train(
             found,
             storage,
@@ -264,11 +264,11 @@ def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
     from relabel.distill.students.distillation import plan_student
     from relabel.manifests.records import plain
 
-    found, cache_dir, storage = _open_student_spec(spec, overrides)
-    plan = plan_student(found, storage, cache_dir=cache_dir)
+    student_spec, cache_dir, storage = _open_student_spec(spec, overrides)
+    plan = plan_student(student_spec, storage, cache_dir=cache_dir)
     if not is_first_process():
         return Exit.DONE
-    values = {**plain(plan), "output": found.output}
+    values = {**plain(plan), "output": student_spec.output}
     shown = [(name, value_text(value)) for name, value in values.items() if name not in ("documents", "notes")]
     shown = [(name.replace("_", " "), text) for name, text in shown]
     shown += [("document", line) for line in plan.documents]
@@ -343,7 +343,7 @@ def train(
         if is_first_process():
             emit(Summary("Nothing was trained", estimate), output)
         return Exit.DONE
-    with says_how_to_continue(spec.output):
+    with advice_to_continue(spec.output):
         report = teaching.train_teacher(spec, storage, **shared)
     if is_first_process():
         emit(TeacherResult(**vars(report)), output)
@@ -368,11 +368,11 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
     from relabel.manifests.specs import KeepsModels
 
     args = generator.args
-    kept = cache_dir
+    models_dir = cache_dir
     if generator.model is not None and isinstance(args, KeepsModels):
         if args.cache_dir is not None:
-            kept = Path(args.cache_dir)
-        elif kept is not None:
-            generator = generator.model_copy(update={"args": args.model_copy(update={"cache_dir": str(kept)})})
-        fetch_model(str(generator.model), storage, cache_dir=kept)
+            models_dir = Path(args.cache_dir)
+        elif models_dir is not None:
+            generator = generator.model_copy(update={"args": args.model_copy(update={"cache_dir": str(models_dir)})})
+        fetch_model(str(generator.model), storage, cache_dir=models_dir)
     return generator

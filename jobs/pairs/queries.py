@@ -284,9 +284,9 @@ def _candidates(
         scores[scores > rule.margin * of_own] = 0.0
     ranked = index.ranked(scores, max(rule.ranks, default=0) + 1)
     chosen: dict[int, tuple[str, float | None]] = {own: ("own", 1.0)}
-    for place in rule.ranks:
-        if place < len(ranked):
-            other = number_of[ranked[place]]
+    for rank in rule.ranks:
+        if rank < len(ranked):
+            other = number_of[ranked[rank]]
             share = float(scores[other]) / of_own if of_own else None
             chosen.setdefault(other, (kind, share))
     return chosen

@@ -73,10 +73,10 @@ def unjudged_pairs(
             f"{queries or options.labels}: has the text of none of the queries with unjudged documents, the first is "
             f"query {pairs[0][0]}. Give a table of query_id and query with --queries."
         )
-    frame, found = with_documents(with_text, texts, corpus, columns, storage)
-    counts["without_document"] = len(with_text) - found
+    frame, num_with_document = with_documents(with_text, texts, corpus, columns, storage)
+    counts["without_document"] = len(with_text) - num_with_document
     counts["queries"] = len({query for query, _ in with_text})
-    if with_text and not found:
+    if with_text and not num_with_document:
         raise InputError(
             f"{corpus}: has none of the {len(with_text):,} documents without a label, the first is "
             f"{with_text[0][1]}. Is it the corpus that the systems search, with the same ids?"
@@ -89,7 +89,7 @@ def unlabelled(
 ) -> list[tuple[str, str]]:
     """Query and document of each pair in the top k of any system that has no label, in the order of their ids."""
     judged = label_pairs(labels, options)
-    found = set[tuple[str, str]]()
+    unlabelled_ids = set[tuple[str, str]]()
     paths = named_paths(systems, fewest=1)
     rankings = load_rankings(paths, storage, options.columns, allow_partial=options.allow_partial)
     for ranking in rankings.values():
@@ -98,8 +98,8 @@ def unlabelled(
         is_open_N = places_in_query(query_N, len(names)) < options.k
         is_open_N &= ~is_labelled.to_numpy(zero_copy_only=False)
         ids = (texts_of(column.filter(pa.array(is_open_N))) for column in (ranking.query_ids, ranking.doc_ids))
-        found.update(zip(*ids, strict=True))
-    return sorted(found)
+        unlabelled_ids.update(zip(*ids, strict=True))
+    return sorted(unlabelled_ids)
 
 
 def input_columns(labels: LabelSet, storage: Storage) -> InputColumns:
@@ -226,12 +226,14 @@ def with_documents(
     with translate_polars_errors(corpus):
         known = needed.select(columns.doc_id, text=document_of(text_columns).hash()).unique().collect()
     refuse_two_texts(known[columns.doc_id], path=corpus, what="document")
-    held = pa.array(known[columns.doc_id].to_list(), pa.string())
-    found = int(pc.sum(pc.is_in(pa.array([doc for _, doc in pairs], pa.string()), value_set=held)).as_py() or 0)
+    known_ids = pa.array(known[columns.doc_id].to_list(), pa.string())
+    num_known = int(
+        pc.sum(pc.is_in(pa.array([doc for _, doc in pairs], pa.string()), value_set=known_ids)).as_py() or 0
+    )
     frame = wanted.join(
         needed.unique(columns.doc_id, keep="first"), on=columns.doc_id, how="inner", maintain_order="left"
     )
     frame = frame.with_columns(polars.col(name).cast(polars.Int64) for name in columns.numbers)
     if columns.gold is not None:
         frame = frame.with_columns(polars.lit(None, polars.Int64).alias(columns.gold))
-    return frame, found
+    return frame, num_known

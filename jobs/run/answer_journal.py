@@ -332,11 +332,11 @@ def num_kept(store: Store, fingerprint: str, attempts: Mapping[int, Mapping[int,
     Args:
         attempts: those that are committed, by shard and chunk.
     """
-    kept = set[tuple[int, str, str]]()
+    asks = set[tuple[int, str, str]]()
     for name in journal_files(store):
-        found = _NAME.fullmatch(name)
-        assert found is not None
-        shard = int(found[1])
+        parts = _NAME.fullmatch(name)
+        assert parts is not None
+        shard = int(parts[1])
         data = b""
         with contextlib.suppress(ManifestError):  # no ordinary file
             data = read_if_there(store, name) or b""
@@ -347,8 +347,8 @@ def num_kept(store: Store, fingerprint: str, attempts: Mapping[int, Mapping[int,
             for place, key, *_ in [values] if header.version == VERSION_BY_LINE else values[1:]:
                 chunk, _, attempt = place.partition(".")
                 if int(attempt) not in attempts.get(shard, {}).get(int(chunk), ()):
-                    kept.add((shard, place, key))
-    return len(kept)
+                    asks.add((shard, place, key))
+    return len(asks)
 
 
 def journal_files(store: Store, shard: int | None = None) -> Iterator[str]:

@@ -386,7 +386,7 @@ class Supervisor:
         self._error: RelabelError | RuntimeError | None = None
         self._is_ending = False
         self._ends_s = math.inf
-        self._said = set[str]()
+        self._written = set[str]()
         self._remarks: dict[str, None] = {}
         self._results: list[dict[str, Any]] = []
         self._states: dict[str, WorkerState] = {}
@@ -533,11 +533,11 @@ class Supervisor:
         text = str(event["message"])
         if kind == "engine":
             self.session.progress.engine_starts += 1
-            if not self._said:
+            if not self._written:
                 self.session.progress.started_s = time.perf_counter()
         if kind in ("engine", "remark"):
-            if text not in self._said:
-                self._said.add(text)
+            if text not in self._written:
+                self._written.add(text)
                 self.write(text)
         elif kind in ("output", "crash") or (event["level"] == "warning" and kind != "none_accepted"):
             slot.last_line = text if kind == "output" else slot.last_line

@@ -511,11 +511,11 @@ def _draw_row(logits_V: torch.Tensor, sampling: Sampling, chance: float) -> int:
             top, order = probs_V.sort(descending=True)
         probs_V = top[: int((top.cumsum(dim=-1) < sampling.top_p).sum()) + 1]
     mass = probs_V.double().cumsum(dim=-1)
-    place = int(torch.searchsorted(mass, mass.new_tensor(chance * float(mass[-1])), right=True))
-    place = min(place, len(mass) - 1)
-    while float(probs_V[place]) == 0.0:  # rounding at the very end of the sum: step back to a token that has mass
-        place -= 1
-    return int(order[place]) if order is not None else place
+    index = int(torch.searchsorted(mass, mass.new_tensor(chance * float(mass[-1])), right=True))
+    index = min(index, len(mass) - 1)
+    while float(probs_V[index]) == 0.0:  # rounding at the very end of the sum: step back to a token that has mass
+        index -= 1
+    return int(order[index]) if order is not None else index
 
 
 # ------------------------------------------------------------------------------
@@ -707,12 +707,12 @@ class Batch:
     def _leave(self, sequence: TokenSequence) -> None:
         """Free the sequence's place: the last one moves there. A decision that never came by is asked for first."""
         self._has_news = True
-        place = self._active.index(sequence)
+        slot = self._active.index(sequence)
         last = len(self._active) - 1
-        if place != last:
+        if slot != last:
             mover = self._active[last]
-            self._forward.cache.move(last, place, mover.length)
-            self._active[place] = mover
+            self._forward.cache.move(last, slot, mover.length)
+            self._active[slot] = mover
         self._active.pop()
         done, probes = sequence.settle(self._encode_text)
         self._done += done

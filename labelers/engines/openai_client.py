@@ -380,7 +380,7 @@ class ApiClient:
                 raise self._refusals.too_long_a_wait(outcome.wait_s)
             self.counts["retries"] += 1
             if self._num_heard == 0 and not outcome.was_heard:
-                self._say_waiting(outcome.reason, time.monotonic() - begun_s)
+                self._report_waiting(outcome.reason, time.monotonic() - begun_s)
             await self._back_off(outcome, len(tries))
         self.counts["given_up"] += 1
         last = tries[-1].reason
@@ -537,7 +537,7 @@ class ApiClient:
         """Before the next try, after so many."""
         return min(self._args.max_backoff_s, self._args.backoff_s * 2.0 ** (num_tries - 1))
 
-    def _say_waiting(self, reason: str, took_s: float) -> None:
+    def _report_waiting(self, reason: str, took_s: float) -> None:
         """Say once that no server answers yet, and how long it is tried; not where the end is near.
 
         Args:

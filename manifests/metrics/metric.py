@@ -561,9 +561,9 @@ class MetricSet:
         self._measured: dict[str, Measured] = {}
         self._units: dict[str, str] = {}
         for metric in metrics:
-            found = {metric.name.format(member): one for member, one in metric.measure(statistics).items()}
-            self._measured |= found
-            self._units |= dict.fromkeys(found, metric.unit)
+            values = {metric.name.format(member): one for member, one in metric.measure(statistics).items()}
+            self._measured |= values
+            self._units |= dict.fromkeys(values, metric.unit)
         linear = {
             id(one.statistic): one.statistic for one in self._measured.values() if isinstance(one.statistic, Sums)
         }
@@ -609,7 +609,7 @@ class MetricSet:
         Args:
             intervals: of the bootstrap; those of shares are taken from the groups' own sums instead.
         """
-        found = Figures[MetricValue]()
+        figures = Figures[MetricValue]()
         for name, value in self.values.items():
             low, high = intervals.get(name, NOTHING_DRAWN)
             statistic, formula, is_by_grade = self._measured[name]
@@ -618,7 +618,7 @@ class MetricSet:
                 low, high = map(float, share_bounds(formula.part(sums), formula.whole(sums)))
             over = self.over(name)
             unit = self._units[name]
-            found[name] = MetricValue(
+            figures[name] = MetricValue(
                 finite(value),
                 finite(low),
                 finite(high),
@@ -626,7 +626,7 @@ class MetricSet:
                 unit,
                 is_by_grade,
             )
-        return found
+        return figures
 
 
 def measured(statistic: Callable[[Any], Statistic | None], formula: Formula) -> Callable[[Any], Mapping[str, Measured]]:
@@ -930,9 +930,9 @@ def random_order(
     gain_G = np.bincount(query_M, gain_M, minlength=num_queries) / np.maximum(size_G, 1)
     good_G = size_G - np.bincount(query_M, gold_M < 0.5, minlength=num_queries)
     all_good_G = np.ones(num_queries)
-    for place in range(depth):
-        left_G = size_G - place
-        all_good_G *= np.where(left_G > 0, np.clip(good_G - place, 0, None) / np.maximum(left_G, 1), 1.0)
+    for rank in range(depth):
+        left_G = size_G - rank
+        all_good_G *= np.where(left_G > 0, np.clip(good_G - rank, 0, None) / np.maximum(left_G, 1), 1.0)
     lowest_G = np.full(num_queries, np.inf)
     np.minimum.at(lowest_G, query_M, gold_M)
     has_two_grades_G = np.bincount(query_M, gold_M > lowest_G[query_M], minlength=num_queries) > 0

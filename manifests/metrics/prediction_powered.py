@@ -158,5 +158,5 @@ def gold_needed(
         return t_quantile(_UPPER, count - 1 - is_fitted) * float(np.sqrt(variance))
 
     counts = range(num_gold, MOST_QUERIES + 1)
-    place = bisect.bisect_left(counts, True, key=lambda count: half(count) <= width)
-    return counts[place] if place < len(counts) else None
+    index = bisect.bisect_left(counts, True, key=lambda count: half(count) <= width)
+    return counts[index] if index < len(counts) else None

@@ -18,7 +18,7 @@ import pytest
 from relabel.distill.training.checkpoints import commit
 from relabel.export.bundles import switch
 from relabel.jobs.commands.options import sigterm_ends
-from relabel.jobs.commands.train import says_how_to_continue
+from relabel.jobs.commands.train import advice_to_continue
 from relabel.jobs.run import label
 from relabel.jobs.run.report import locked_text
 from relabel.jobs.run.stop import (
@@ -452,7 +452,7 @@ def test_the_next_command_begins_again(tmp_path: Path, number: int) -> None:
 
 
 def drain(number: int, *, times: int, done: list[str]) -> None:
-    with says_how_to_continue("out"), draining():
+    with advice_to_continue("out"), draining():
         for _ in range(times):
             os.kill(os.getpid(), number)
         assert is_stop_wished()
@@ -460,7 +460,7 @@ def drain(number: int, *, times: int, done: list[str]) -> None:
 
 
 def tidy(number: int, *, done: list[str]) -> None:
-    with says_how_to_continue("out"):
+    with advice_to_continue("out"):
         try:
             os.kill(os.getpid(), number)
         finally:
