@@ -34,8 +34,8 @@ from relabel.manifests.table_snapshots import (
     refuse_tables,
 )
 from relabel.manifests.tables import (
-    IDS,
     PARQUET_SUFFIXES,
+    USUAL_COLUMNS,
     PlainParquet,
     check_types,
     folder_columns,
@@ -351,8 +351,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
     columns = spec.columns
     reads_here = reads
     first_types = dict[str, str]()
-    ids = (columns.query_id, columns.doc_id)
-    for number, (file, metadata, schema) in enumerate(_footers(paths, storage, ids)):
+    for number, (file, metadata, schema) in enumerate(_footers(paths, storage, columns)):
         path = file.path
         folders = folder_columns(file.path, schema.names)
         with reading(path):  # a damaged footer may hold names that are not text, and more
@@ -479,10 +478,10 @@ def _place(path: str) -> Any:
 
 
 def _footers(
-    paths: list[str], storage: Storage, ids: Sequence[str]
+    paths: list[str], storage: Storage, columns: Columns
 ) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Schema]]:
     """`_open_footer` of each file, in order; by URL 16 at a time: at 25 ms a reply, a thousand wait two seconds."""
-    opener = functools.partial(_open_footer, storage=storage, ids=ids)
+    opener = functools.partial(_open_footer, storage=storage, columns=columns)
     if not any(map(is_url, paths)):
         yield from map(opener, paths)
         return
@@ -491,9 +490,9 @@ def _footers(
             yield from pool.map(opener, paths[first : first + FOOTERS_KEPT])
 
 
-def _open_footer(path: str, storage: Storage, ids: Sequence[str]) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
+def _open_footer(path: str, storage: Storage, columns: Columns) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb") as file:
-        size, footer = _read_footer(file, path, ids)
+        size, footer = _read_footer(file, path, columns)
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         if len(footer) - 8 - metadata.serialized_size == 28:
@@ -514,17 +513,17 @@ def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
     return digest_of([sha256, used]) if used else sha256
 
 
-def _read_footer(file: BinaryIO | UrlFile, path: str, ids: Sequence[str] = IDS) -> tuple[int, bytes]:
+def _read_footer(file: BinaryIO | UrlFile, path: str, columns: Columns = USUAL_COLUMNS) -> tuple[int, bytes]:
     """A file's size, and its footer with length field and magic.
 
     Args:
-        ids: columns that hold ids, for a message.
+        columns: which of them hold what, for a message.
     """
     size = file.seek(0, 2)
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
     if size < 12 or tail[-4:] not in (b"PAR1", b"PARE"):  # the latter is encrypted, which Arrow reports
-        refuse_text(path, ids)
+        refuse_text(path, columns)
         raise InputError(
             f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
             "written, or is it something else?"

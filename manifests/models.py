@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relabel.manifests.errors import DiskFullError, ModelError, StoreError
+from relabel.manifests.files import path_hint
 from relabel.manifests.process import require
 from relabel.manifests.records import file_stamp, sha256_bytes, sha256_file
 from relabel.manifests.store import LocalStore
@@ -102,9 +103,10 @@ def resolve_model(reference: str, *, cache_dir: Path | None = None) -> ResolvedM
     else:
         path = Path(reference).expanduser()
         if not path.is_dir():
+            hint = path_hint(str(path)) or hub_hint(reference.rpartition(":")[2])
             raise ModelError(
                 f"model {reference!r}: there is no such directory here; expected a directory, hf:org/name[@revision], "
-                f"s3://bucket/prefix, or pypi:PACKAGE==VERSION[#sha256=…].{hub_hint(reference.rpartition(':')[2])}"
+                f"s3://bucket/prefix, or pypi:PACKAGE==VERSION[#sha256=…].{hint}"
             )
     check_model_dir(path, reference)
     return ResolvedModel(path, directory_digest(path, cache_dir=cache), reference)

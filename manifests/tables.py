@@ -48,8 +48,8 @@ def reading(path: str) -> Iterator[None]:
         raise InputError(f"{path}: can't be read: {why}") from exc
 
 
-IDS = ("query_id", "doc_id")
-"""What columns of ids are called where nobody names them."""
+USUAL_COLUMNS = Columns()
+"""What columns are called where nobody names them."""
 TEXT_FORMS = {
     ".csv": "read_csv(PATH, schema_overrides={OVERRIDES})",
     ".tsv": r'read_csv(PATH, separator="\t", schema_overrides={OVERRIDES})',
@@ -59,18 +59,18 @@ TEXT_FORMS = {
 """How polars reads what people have instead of Parquet, by suffix. Ids stay text: 007 is not 7."""
 
 
-def refuse_text(path: str, ids: Sequence[str] = IDS) -> None:
+def refuse_text(path: str, columns: Columns = USUAL_COLUMNS) -> None:
     """Refuse a file that is no Parquet where its suffix says what it is instead.
 
     Args:
-        ids: columns that hold ids.
+        columns: which of them hold what.
     Raises:
         InputError: says how it becomes Parquet.
     """
     how = TEXT_FORMS.get(Path(path).suffix.lower())
     if how is None:
         return
-    separator, names = _text_columns(path, ids)
+    separator, names = _text_columns(path, columns)
     overrides = ", ".join(f"{json.dumps(name, ensure_ascii=False)}: str" for name in names)
     if separator == ";":
         how = how.replace("PATH,", 'PATH, separator=";",')
@@ -81,8 +81,8 @@ def refuse_text(path: str, ids: Sequence[str] = IDS) -> None:
     )
 
 
-def _text_columns(path: str, ids: Sequence[str]) -> tuple[str, list[str]]:
-    """What divides a sheet's columns, and those that are to stay text: the ids; all but `grade` where the ids are
+def _text_columns(path: str, columns: Columns) -> tuple[str, list[str]]:
+    """What divides a sheet's columns, and those that are to stay text: the ids; all but the grades where the ids are
     called otherwise.
     """
     import csv
@@ -94,9 +94,10 @@ def _text_columns(path: str, ids: Sequence[str]) -> tuple[str, list[str]]:
         line = file.readline()
     separator = delimiter_of(line)
     names = next(csv.reader([line], delimiter=separator), [])
+    ids = [columns.query_id, columns.doc_id]
     if not names or set(ids) <= set(names):
         return separator, list(dict.fromkeys(ids))
-    return separator, [name for name in names if name != "grade"]
+    return separator, [name for name in names if name not in ("grade", columns.gold)]
 
 
 # ------------------------------------------------------------------------------
@@ -412,7 +413,7 @@ def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads:
         document = columns.document or document_columns(names, path, advice=" Name them in input.columns.document.")
     else:
         document = columns.document or _usual_document(names) or (columns.query,)
-        if doc_id == Columns().doc_id and doc_id not in names:
+        if doc_id == USUAL_COLUMNS.doc_id and doc_id not in names:
             doc_id = columns.query_id
     context = columns.context or ("context" if "context" in names else None)
     update = {"doc_id": doc_id, "document": document, "context": context if reads.context else None}
@@ -520,7 +521,10 @@ def check_kind_of(name: str, kind: pa.DataType, wanted: str, path: str, role: st
     """
     allowed, test = COLUMN_KINDS[wanted]
     if not test(plain_type(kind)):
-        raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.")
+        advice = ""
+        if wanted == "number" and is_text(kind):
+            advice = f" Write the file again with numbers there: polars.col({json.dumps(name)}).cast(polars.Float64)."
+        raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.{advice}")
 
 
 def _is_plain_text(kind: pa.DataType) -> bool:

@@ -149,6 +149,14 @@ def test_text_whose_ids_the_job_calls_otherwise_is_read_again_as_text(
     done.refused(3, 'read_csv("mine.csv", separator=";", schema_overrides={"qid": str, "text": str, "sku": str})')
 
 
+def test_text_is_read_again_with_the_gold_of_the_job_as_numbers(
+    relabel: Cli, folder: Path, write_job: WriteJob
+) -> None:
+    (folder / "mine.csv").write_text("qid,sku,rating\n007,01,2\n")
+    done = relabel("plan", write_job({"input": {"path": "mine.csv", "columns": {"gold": "rating"}}}))
+    done.refused(3, 'schema_overrides={"qid": str, "sku": str})')
+
+
 def test_the_call_that_makes_parquet_of_text_can_be_pasted(relabel: Cli, folder: Path) -> None:
     polars = pytest.importorskip("polars")
     (folder / "docs.csv").write_text("doc_id,title\n007,Grey socks\n")

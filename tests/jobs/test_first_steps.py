@@ -77,6 +77,12 @@ def test_a_model_s_name_that_is_refused_is_said_as_the_hub_s(folder: Path, refer
     assert str(refused.value).endswith(f"A model of the Hugging Face hub is written {meant}.")
 
 
+def test_a_folder_like_the_one_that_is_not_there_is_suggested_before_the_hub(folder: Path) -> None:
+    Path("models/minilm-l6").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"Did you mean models/minilm-l6\?$"):
+        resolve_model("models/minilm")
+
+
 def test_bash_completes_what_there_is(folder: Path) -> None:
     """And where a file is wanted, bash is left to complete files."""
     if shutil.which("bash") is None:
