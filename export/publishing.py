@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -203,7 +204,9 @@ class StoredRecord:
             where = f"{bundle_store.url}/{name}"
             there = [*names_in(bundle_store, name, "channels"), *names_in(bundle_store, name, "versions")]
             hint = _hint(at, there)
-            raise InputError(f"{where}: no {cls.kind} {at} there.{hint} See what there is: relabel show {where}.")
+            raise InputError(
+                f"{where}: no {cls.kind} {at} there.{hint} See what there is: relabel show {shlex.quote(where)}."
+            )
         return record
 
     @classmethod
@@ -396,8 +399,8 @@ def check_bundle(bundle_store: Store, name: str) -> None:
 
 def _no_bundle(bundle_store: Store, name: str) -> InputError:
     return InputError(
-        f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
-        f"{name} is a bundle store itself: relabel list {bundle_store.url}/{name}"
+        f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {shlex.quote(bundle_store.url)}; "
+        f"or, if {name} is a bundle store itself: relabel list {shlex.quote(f'{bundle_store.url}/{name}')}"
     )
 
 
@@ -961,7 +964,7 @@ def spare(bundle_store: Store, names: Iterable[str]) -> None:
         if claimed:
             raise LockHeldError(
                 f"{bundle_store.url}: gc is removing {min(claimed)}. Try again when it has ended; if it was killed, "
-                f"`relabel gc {bundle_store.url} --delete` ends its work."
+                f"`relabel gc {shlex.quote(bundle_store.url)} --delete` ends its work."
             )
         return replace(marks, since={name: since for name, since in marks.since.items() if name not in wanted})
 

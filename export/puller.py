@@ -27,6 +27,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import ssl
@@ -752,7 +753,9 @@ def find_version(store: Store, name: str, at: str, trust: Trust, sha256: str | N
     record = read_record(store, "version", name, at)
     if record is None:
         where = f"{store.url}/{name}"
-        raise Refused(BAD, f"{where}@{at}: no such bundle, channel or version. List them: relabel list {store.url}.")
+        raise Refused(
+            BAD, f"{where}@{at}: no such bundle, channel or version. List them: relabel list {shlex.quote(store.url)}."
+        )
     need(sha256 in (None, record.sha256), f"{record.where}: is not the record that was named by its digest. Refused.")
     trust.check(record)
     return record

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import random
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -334,8 +335,8 @@ def ask(
             )
     if edited is not None and not Path(edited).is_dir():
         raise UsageError(
-            f"--edit-prompt {edited}: no such folder. `relabel templates export {job.spec.labeler.name} {edited}` "
-            "makes it."
+            f"--edit-prompt {edited}: no such folder. `relabel templates export {job.spec.labeler.name} "
+            f"{shlex.quote(edited)}` makes it."
         )
     with sigterm_ends(), contextlib.closing(Asker()) as asker:
 

@@ -359,7 +359,7 @@ def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str,
     if golds.are_by_text():
         advice = (
             "Such a file knows a query by its text. With the pairs that were labelled, it becomes one with ids: "
-            f"relabel convert {golds.qrels} people.qrels --queries {_texts_of_queries(sets[0].plan)}"
+            f"relabel convert {shlex.quote(golds.qrels)} people.qrels --queries {_texts_of_queries(sets[0].plan)}"
         )
     return (
         f"no label found a gold grade: {counted(counts['labels'], 'label')} and {counted(num_qrels, 'gold grade')} "

@@ -4,6 +4,7 @@ places."""
 import heapq
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -251,8 +252,8 @@ def _staged(
     except ManifestError as exc:
         where = f"{source.path}, shard {shard - run.first_shard}, chunk {todo[0].chunk}"
         raise ManifestError(
-            f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify {source.path}` "
-            "says more."
+            f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify "
+            f"{shlex.quote(source.path)}` says more."
         ) from exc
     return receipts
 

@@ -7,6 +7,7 @@ met three times as many as a random order, so that is the default.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -173,8 +174,8 @@ class Picked:
         else:
             column = "rating" if self.form in (QUEPID.name, OPENSEARCH.name) else "grade"
             rows.append(("to do", f"have `{column}` filled in, {scale}"))
-            back = f"NAME={self.target}"
-        rows.append(("then", f"relabel review {self.run} --from {back} --to gold.parquet"))
+            back = f"NAME={shlex.quote(self.target)}"
+        rows.append(("then", f"relabel review {shlex.quote(self.run)} --from {back} --to gold.parquet"))
         lines = [one_line(f"Wrote {counted(self.pairs, 'pair')} to {self.target} ({self.form})"), grid(rows)]
         if self.without_label:
             lines.append(
@@ -474,8 +475,10 @@ class Gathered:
             lines.append(one_line(f"conflict: query {conflict.query_id}, document {conflict.doc_id}: {grades}"))
         if len(self.conflicts) > SHOWN:
             lines.append(f"and {len(self.conflicts) - SHOWN:,} more conflicts, in --output json and by `is_conflict`")
-        settled = " --duplicates mean" if self.conflicts else ""
-        lines.append(one_line(f"To judge the run by them: relabel evaluate {self.run} --qrels {self.target}{settled}"))
+        command = f"relabel evaluate {shlex.quote(self.run)} --qrels {shlex.quote(self.target)}"
+        if self.conflicts:
+            command += " --duplicates mean"
+        lines.append(one_line(f"To judge the run by them: {command}"))
         return lines
 
 

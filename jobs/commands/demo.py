@@ -760,13 +760,14 @@ def stopped_text(root: Path, done: Sequence[Row]) -> list[str]:
 
 def next_text(folder: str, seconds: float, *, has_student: bool) -> list[str]:
     """What was made, and commands to go on with."""
+    at = shlex.quote(folder)
     lines = [
         "",
         f"Done in {seconds:.0f} s. In {folder}: job.yaml, its labels in run/, and what was made of them.",
-        f"Next:\n  relabel verify {folder}/run",
+        f"Next:\n  relabel verify {at}/run",
     ]
     if has_student:
-        shown = " ".join(f"{folder}/{name}" for name in ("run", "student", "bundle", "scores"))
-        lines.append(f"  relabel report {shown} --gold {folder}/pairs.parquet")
+        shown = " ".join(f"{at}/{name}" for name in ("run", "student", "bundle", "scores"))
+        lines.append(f"  relabel report {shown} --gold {at}/pairs.parquet")
     lines.append("  relabel init job.yaml")
     return lines

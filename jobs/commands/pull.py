@@ -1,6 +1,7 @@
 """`pull`: a folder serves what a channel points to; and `verify` and `show` of such a folder."""
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -197,7 +198,8 @@ def verify_destination(folder: Path, output: str) -> int:
     served = state.served[0]
     if fault:
         raise ManifestError(
-            f"{fault}. To repair it: relabel pull URL/{state.name}@{served.channel or served.version} {folder}."
+            f"{fault}. To repair it: relabel pull URL/{state.name}@{served.channel or served.version} "
+            f"{shlex.quote(str(folder))}."
         )
     result = {
         "destination": str(folder),

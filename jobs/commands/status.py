@@ -1,5 +1,6 @@
 """The commands `status` and `verify`: the state of an output and its workers, read without changing it."""
 
+import shlex
 import sys
 import threading
 import time
@@ -570,7 +571,7 @@ def _opened(target: str, day: str | None) -> tuple[RunFolder, dict[str, Any] | N
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
     what = f"no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
     if spec is not None:
-        what = f"nothing is planned there yet. Begin with `relabel run {target}`."
+        what = f"nothing is planned there yet. Begin with `relabel run {shlex.quote(target)}`."
     elif not is_url(root) and not Path(root).exists():
         what = f"no such folder in {Path.cwd()}.{path_hint(root)}"
     return open_planned(root, storage, ManifestError(f"{root}: {what}")), spec

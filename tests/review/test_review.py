@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,8 @@ def test_what_is_printed_says_what_was_found_and_which_command_comes_next(relabe
     assert shown[0] == "Wrote 3 pairs to look.csv (csv)"
     assert shown[-1].split(maxsplit=1) == ["then", "relabel review out/ecom --from NAME=look.csv --to gold.parquet"]
     assert any("`grade`" in line and "0 to 2" in line for line in shown)
+    spaced = relabel("review", "out/ecom", "--to", "to judge.csv", "--pairs", "3").out.splitlines()
+    assert shlex.split(spaced[-1])[1:6] == ["relabel", "review", "out/ecom", "--from", "NAME=to judge.csv"]
     for name, column in (("look.quepid.csv", "`rating`"), ("look.labelstudio.json", "export")):
         assert column in relabel("review", "out/ecom", "--to", name, "--pairs", "3").out
     anna = judged_by("anna", [("q0", "d0-0", 1), ("q0", "d0-1", 2), ("q0", "d0-2", None)], "anna.parquet")
