@@ -39,7 +39,17 @@ from relabel.jobs.evaluate import (
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, place_of
 from relabel.manifests.forms import form_by_suffix
-from relabel.manifests.gold import FROM_GOLD, GOLD, Duplicates, GradeMap, PairGrades, check_scale, grades_by_pair, taken
+from relabel.manifests.gold import (
+    FROM_GOLD,
+    GOLD,
+    Duplicates,
+    GradeMap,
+    PairGrades,
+    check_scale,
+    grades_by_pair,
+    own_input,
+    taken,
+)
 from relabel.manifests.label_sets import LabelSet, is_run, label_set, no_labels, put_together
 from relabel.manifests.labels import codes_of, pair_codes, texts_of
 from relabel.manifests.metrics.metric import places_in_query
@@ -680,8 +690,13 @@ def open_gold(labels: LabelSet, options: SystemsOptions, storage: Storage) -> Pa
     """
     if options.gold is None:
         return None
+    judging = options.judging
+    if labels.plan is not None and own_input(labels.plan, options.gold, options.grade, storage) is not None:
+        # the options name columns of the systems' tables
+        columns = labels.plan.facts.columns
+        judging = replace(judging, by=columns.query_id, doc=columns.doc_id, grade=options.grade or columns.gold)
     try:
-        return load_pairs([labels], options.judging, storage)
+        return load_pairs([labels], judging, storage)
     except InputError:
         refuse_run_file(options.gold, storage, option="--gold")
         raise

@@ -77,6 +77,24 @@ def test_queries_that_a_student_learned_from_are_counted(judged: Callable[[str],
     assert relabel("systems", "new=out/scores-0", *call[2:]).code == 0
 
 
+def test_the_runs_own_input_is_gold_by_the_columns_that_the_job_names(
+    judged: Callable[[str], None], relabel: Relabel, write_job: Callable[..., str]
+) -> None:
+    judged("out/ecom")
+    call = ("systems", "out/scores", "a.run", "--output", "json")
+    expected = relabel(*call, "--labels", "out/ecom", "--gold", "pairs.parquet").json["pairs"]
+    names = {"query_id": "qid", "doc_id": "sku", "grade": "stars"}
+    own = pq.read_table("pairs.parquet").rename_columns(names)
+    pq.write_table(own, "own.parquet")
+    columns = {"query_id": "qid", "doc_id": "sku", "gold": "stars"}
+    job = write_job({"input": {"path": "own.parquet", "columns": columns}, "output": "out/own"})
+    assert relabel("run", job).code == 0
+    assert relabel(*call, "--labels", "out/own", "--gold", "own.parquet").json["pairs"] == expected
+    pq.write_table(own.slice(0, 20), "other.parquet")
+    other = relabel(*call, "--labels", "out/own", "--gold", "other.parquet")
+    assert "Did you mean `qid` for `query_id`?" in other.json["message"]
+
+
 def test_the_judges_own_run_as_a_system_is_known(judged: Callable[[str], None], relabel: Relabel) -> None:
     judged("out/ecom")
     done = relabel("systems", "out/ecom", "a.run", "--labels", "out/ecom", "--output", "json")
