@@ -94,6 +94,8 @@ from relabel.manifests.store import open_run_store
 
 DEFAULT_LABEL = "grade"
 """Column of labels, where `--label` names no other."""
+DEFAULT_DOC = "doc_id"
+"""Column of document ids, where `--doc` names no other."""
 MOST_GRADES = 10
 """As many as a labeler may have."""
 TWO_SCALES = "if these are two scales, see --map and --map-labels"
@@ -113,7 +115,7 @@ class JudgingOptions:
     baselines: Sequence[str] = ()
     grade: str | None = None
     by: str | None = None
-    doc: str = "doc_id"
+    doc: str = DEFAULT_DOC
     may_lack: bool = False
     grades: int | None = None
     grade_map: GradeMap | None = None
@@ -450,6 +452,8 @@ class Golds:
                 raise InputError(f"{one.where}: {one.unknown_gold}")
         self.qrels = str(options.qrels)
         self._storage = storage
+        named = options
+        options = _with_columns_of_owner(sets, options, storage)
         self._by_row = {labels.where: _gold_by_row(labels, options, storage) for labels in sets}
         self.seen: set[int] = set()
         for gold in self._by_row.values():
@@ -459,7 +463,7 @@ class Golds:
         self.pairs: PairGrades | None = None
         self.notes: Sequence[str] = ()
         if None not in self._by_row.values():
-            _refuse_other_queries(sets, options)
+            _refuse_other_queries(sets, named)
         else:
             self.pairs = load_pairs(sets, options, storage)
             self.notes = self.pairs.notes
@@ -547,6 +551,24 @@ def _refuse_other_queries(sets: Sequence[LabelSet], options: JudgingOptions) -> 
                 f"--by {options.by}: {labels.where} is a run, judged by its own input, whose query ids are in column "
                 f"`{own}`. Leave the option out."
             )
+
+
+def _with_columns_of_owner(sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> JudgingOptions:
+    """Options that name, where nobody does, the columns of the job whose own input the qrels are: outputs of other
+    jobs, such as scores of the same pairs, are judged by them too.
+    """
+    for labels in sets:
+        if labels.plan is not None and own_input(labels.plan, str(options.qrels), options.grade, storage) is not None:
+            columns = labels.plan.facts.columns
+            if columns.gold is None:
+                continue
+            return replace(
+                options,
+                grade=options.grade or columns.gold,
+                by=options.by or columns.query_id,
+                doc=columns.doc_id if options.doc == DEFAULT_DOC else options.doc,
+            )
+    return options
 
 
 def load_pairs(sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> PairGrades:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -93,6 +94,27 @@ def test_the_runs_own_input_is_gold_by_the_columns_that_the_job_names(
     pq.write_table(own.slice(0, 20), "other.parquet")
     other = relabel(*call, "--labels", "out/own", "--gold", "other.parquet")
     assert "Did you mean `qid` for `query_id`?" in other.json["message"]
+
+
+def test_scores_are_judged_by_the_input_of_the_run_that_they_are_compared_with(
+    judged: Callable[[str], None], relabel: Relabel, write_job: Callable[..., str]
+) -> None:
+    """Scores have an input of their own, whose gold nobody named."""
+    judged("out/ecom")
+    pq.write_table(
+        pq.read_table("pairs.parquet").rename_columns({"query_id": "qid", "doc_id": "sku", "grade": "stars"}),
+        "own.parquet",
+    )
+    columns = {"query_id": "qid", "doc_id": "sku", "gold": "stars"}
+    job = write_job({"input": {"path": "own.parquet", "columns": columns}, "output": "out/own"})
+    assert relabel("run", job).code == 0
+
+    def comparison(run: str, gold: str) -> Any:
+        done = relabel("evaluate", run, "out/scores", "--qrels", gold, "--output", "json")
+        (found,) = done.json["comparisons"]
+        return {key: value for key, value in found.items() if key not in ("teacher", "matched_by")}
+
+    assert comparison("out/own", "own.parquet") == comparison("out/ecom", "pairs.parquet")
 
 
 def test_the_judges_own_run_as_a_system_is_known(judged: Callable[[str], None], relabel: Relabel) -> None:
