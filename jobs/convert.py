@@ -599,7 +599,7 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
         with written(target, storage) as file:
             to.write(file, schema, tables, heading)
         if options.card and opened.run:
-            card = render_dataset_card(opened.run, PurePosixPath(target).name, schema, kept.height)
+            card = render_dataset_card(opened.run, schema, kept.height)
             with written(card_place, storage) as file:
                 file.write_text(card, encoding="utf-8")
         texts.report()

@@ -40,12 +40,11 @@ SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_
 """The Hub's words for a data set below so many rows."""
 
 
-def render_dataset_card(run: RunLabels, file_name: str, schema: pa.Schema, rows: int) -> str:
+def render_dataset_card(run: RunLabels, schema: pa.Schema, rows: int) -> str:
     """Markdown of the card.
 
     Args:
         run: whose labels they are.
-        file_name: of the data, next to the card.
         schema: of the data.
         rows: in it.
     """
@@ -55,12 +54,13 @@ def render_dataset_card(run: RunLabels, file_name: str, schema: pa.Schema, rows:
     for field in schema:
         about = COLUMNS.get(field.name, "of labeler {labeler}").format(top=top, labeler=labeler)
         columns.append(f"| `{field.name}` | `{field.type}` | {about} |")
+    # no `configs`: of a folder whose card has one, `datasets` keeps rows by the folder's name alone, and loads those of
+    # another folder of that name
     metadata = {
         "pretty_name": run.plan.name,
         "task_categories": ["text-ranking"],
         "size_categories": [_size(rows)],
         "tags": ["relevance-judgments", "llm-as-a-judge", "relabel"],
-        "configs": [{"config_name": "default", "data_files": file_name}],
     }
     return "\n".join(
         [

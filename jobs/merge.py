@@ -113,8 +113,8 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
         first_row += sum(file.rows for file in run.plan.files)
         first_shard += len(run.plan.shards)
     for run in runs[1:]:
-        _check_alike("columns", run, runs[0], _columns_of(run.plan), _columns_of(runs[0].plan))
-        _check_alike("grades", run, runs[0], run.plan.facts.labeler.grades, runs[0].plan.facts.labeler.grades)
+        _check_columns(run, runs[0])
+        _check_grades(run, runs[0])
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     for run in runs:
         for file in run.plan.files:
@@ -127,15 +127,34 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
     return runs
 
 
-def _columns_of(plan: Plan) -> list[Any]:
-    return [plan.parts.get("columns"), plan.parts.get("input_columns")]
+def _check_columns(run: MergedRun, first: MergedRun) -> None:
+    """
+    Raises:
+        ManifestError: they read other columns; says which.
+    """
+    ours, theirs = (
+        {**(one.plan.parts.get("columns") or {}), "the labeler's": one.plan.parts.get("input_columns")}
+        for one in (run, first)
+    )
+    differences = [f"{key} {ours.get(key)!r} and {theirs[key]!r}" for key in theirs if ours.get(key) != theirs[key]]
+    if differences:
+        raise ManifestError(
+            f"merge: {run.path} and {first.path} read other columns: {'; '.join(differences)}. One manifest can't "
+            f"describe both. Label one of them again, with the columns named alike and `reuse: [{run.path}]` in its "
+            "job: what was answered is not asked again."
+        )
 
 
-def _check_alike(what: str, run: MergedRun, first: MergedRun, ours: Any, theirs: Any) -> None:
+def _check_grades(run: MergedRun, first: MergedRun) -> None:
+    """
+    Raises:
+        ManifestError: they have other numbers of grades.
+    """
+    ours, theirs = (one.plan.facts.labeler.grades for one in (run, first))
     if ours != theirs:
         raise ManifestError(
-            f"merge: {run.path} has other {what} than {first.path}: {ours} and {theirs}. One manifest can't describe "
-            "both; label one of them again."
+            f"merge: {run.path} has {ours} grades, and {first.path} {theirs}. One manifest can't describe both; label "
+            "one of them again, or bring them to one scale by `relabel combine --map-labels`."
         )
 
 

@@ -198,6 +198,13 @@ def scan(
     return load_polars().scan_parquet(tables.files, glob=False), text
 
 
+def first_columns(path: str, storage: Storage, *, role: str) -> list[str]:
+    """What the columns of a path's first file are called."""
+    file = _files(path, role, storage)[0]
+    with open_parquet(file, storage) as parquet, reading(file):
+        return list(parquet.plain_schema.names)
+
+
 class OpenTables(NamedTuple):
     """Parquet files with the same columns.
 

@@ -3,6 +3,7 @@ which worker holds a shard there, by the clock of the store.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from relabel.manifests.errors import DiskFullError, LockHeldError, RelabelError, StoreError, StoreUnreachableError
 from relabel.manifests.files import HERE, out_of_files, scheme_of
@@ -24,8 +26,7 @@ from relabel.manifests.records import build_checks, checked, read_in_threads, re
 logger = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------------------
-# How long a storage call is tried again: exponential backoff with full jitter, up to a stated limit of tries and
-# seconds.
+# How long a storage call is tried again: exponential backoff with full jitter, up to a stated limit of seconds.
 #
 # This is the only retry policy there is: those of botocore and s3fs are switched off (`filesystem_of`), so that what
 # is stated here is what happens.
@@ -33,9 +34,11 @@ logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-MAX_TRIES = 12
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 15.0
+WARN_EVERY_S = 60.0
+SILENT_S = 10.0
+"""How long a call is tried again before somebody who watches reads of it."""
 
 
 class TryAgainError(Exception):
@@ -44,7 +47,7 @@ class TryAgainError(Exception):
     """
 
 
-def retried(function: Callable[[], ResultT], what: str, limit_s: float, tries: int = MAX_TRIES) -> ResultT:
+def retried(function: Callable[[], ResultT], what: str, limit_s: float, tries: int | None = None) -> ResultT:
     """Call until it answers.
 
     The pause before try k + 1 is drawn evenly from 0 to `min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**(k - 1))`, so that
@@ -54,6 +57,7 @@ def retried(function: Callable[[], ResultT], what: str, limit_s: float, tries: i
         function: may raise TryAgainError; it must be safe to call again then.
         what: what is tried, for the message: a name and a verb.
         limit_s: no try begins later than this after the first, seconds (`Storage.retry_s`).
+        tries: at most so many, where a limit of time is not enough.
     Raises:
         StoreUnreachableError: the limit is reached.
     """
@@ -63,14 +67,27 @@ def retried(function: Callable[[], ResultT], what: str, limit_s: float, tries: i
             return function()
         except TryAgainError as exc:
             waited = time.monotonic() - started
-            pause = random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1)))
+            pause = random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(number - 1, 10)))
             if number == tries or waited + pause > limit_s:
                 raise StoreUnreachableError(
                     f"{what}: no good answer in {number} tries over {waited:.0f} s (the last: {exc}). What was "
                     "committed is safe; run the same command again."
                 ) from exc
+            if waited > SILENT_S:
+                _warn_of_waiting(str(exc), limit_s, int(time.monotonic() // WARN_EVERY_S))
         time.sleep(pause)
     raise AssertionError("the last try returns or raises")
+
+
+@functools.lru_cache(maxsize=8)
+def _warn_of_waiting(why: str, limit_s: float, window: int) -> None:
+    """Warn, once in each window of time, however many calls wait.
+
+    Args:
+        window: its number.
+    """
+    del window
+    logger.warning("the store gives no good answer (%s); each call is tried again for up to %g s", why, limit_s)
 
 
 # ------------------------------------------------------------------------------
@@ -415,7 +432,7 @@ class S3Objects(FsspecObjects):
             return StoreError(f"{where}: {why}")
         is_garbled = isinstance(exc, known.IncompleteReadError | known.FlexibleChecksumError | ResponseParserError)
         if is_garbled or isinstance(exc, known.HTTPClientError | known.ConnectionError):
-            return TryAgainError(answer)
+            return TryAgainError(f"{answer}{_address_text(exc)}")
         if isinstance(exc, known.BotoCoreError | ValueError | TypeError):
             return StoreError(
                 f"{where}: can't be asked for ({answer}). Check the URL, the endpoint and storage_options."
@@ -423,6 +440,12 @@ class S3Objects(FsspecObjects):
         if isinstance(exc, OSError | EOFError) or type(exc).__module__.startswith("aiohttp"):
             return TryAgainError(answer)
         return exc
+
+
+def _address_text(exc: Exception) -> str:
+    """Which server was asked, where botocore's error knows it; not the rest of the URL, which may hold a signature."""
+    url = str(getattr(exc, "kwargs", {}).get("endpoint_url", ""))
+    return f" at {urlsplit(url).netloc.rpartition('@')[2]}" if url else ""
 
 
 def _range_header(start: int | None, end: int | None) -> str | None:
@@ -632,7 +655,7 @@ class Lease:
     def _held_by(self, worker: str) -> LockHeldError:
         return LockHeldError(f"{self.what} is being worked on by {worker} ({self.key}). Try again when it has ended.")
 
-    def _write(self, record: LeaseRecord, tag: str | None, limit_s: float, tries: int = MAX_TRIES) -> None:
+    def _write(self, record: LeaseRecord, tag: str | None, limit_s: float, tries: int | None = None) -> None:
         """Put a record over the version `tag` (None: where there is none).
 
         Raises:

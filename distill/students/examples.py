@@ -4,6 +4,7 @@ joined to them, as arrays of targets and weights by head; and the train, dev and
 import base64
 import contextlib
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -513,7 +514,6 @@ def grade_array(values: Sequence[int | None]) -> np.ndarray:
 _KEYS = {
     "input.path": "path",
     "input.columns.gold": "grade",
-    "input.columns": "columns",
     "--grade": "grade",
     "--duplicates mean": "duplicates: mean",
     "--duplicates first": "duplicates: first",
@@ -625,6 +625,7 @@ def in_words_of_the_spec(spec_key: str) -> Iterator[None]:
         yield
     except InputError as exc:
         text = str(exc).replace("nothing to label", "nothing to learn from")
+        text = re.sub(r"input\.columns\.(?!gold\b)(\w+)", rf"`{spec_key}.columns.\1`", text)
         for flag, key in _KEYS.items():
             text = text.replace(flag, f"`{spec_key}.{key}`")
         raise InputError(text) from exc
@@ -945,7 +946,8 @@ def _with_gold(
     """
     if spec.gold is None:
         return tables, None, np.full(sum(len(table.pairs) for table in tables), NO_GRADE)
-    gold = load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
+    source = _as_its_run_names_it(spec.gold, tables, storage)
+    gold = load_gold(source, storage, is_learned=spec.loss.gold_weight > 0)
     gold_of = [grade_array(gold.of(table.plan, table.pairs)) for table in tables]
     if gold.pairs:
         graded = _gold_rows(gold, tables)
@@ -959,6 +961,21 @@ def _with_gold(
             "right column? Fix it, or leave `gold` out."
         )
     return tables, gold, gold_N
+
+
+def _as_its_run_names_it(source: GoldSource, tables: Sequence[LabelTable], storage: Storage) -> GoldSource:
+    """A gold source with the columns of the job whose own input it is, where the spec names none."""
+    for table in tables:
+        if table.plan is None or own_input(table.plan, source.path, source.grade, storage) is None:
+            continue
+        columns = table.plan.facts.columns
+        update: dict[str, Any] = {}
+        if "columns" not in source.model_fields_set:
+            update["columns"] = columns
+        if "grade" not in source.model_fields_set and columns.gold is not None:
+            update["grade"] = columns.gold
+        return source.model_copy(update=update)
+    return source
 
 
 def _document_lines(spec: DistillSpec, tables: Sequence[LabelTable]) -> list[str]:

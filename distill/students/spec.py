@@ -261,7 +261,7 @@ class GoldSource(Spec):
     map: dict[int, int] | None = None
     """Brings grades to the labels' scale: {0: 0, 1: 1, 2: 1, 3: 2}."""
     columns: Columns = Columns()
-    """Columns of the texts and ids."""
+    """Columns of the texts and ids. Default, like `grade`: those that the job names whose own input this is."""
     duplicates: Literal["error", "mean", "first"] = "error"
     """A pair whose grades differ, where grades are joined by (query_id, doc_id)."""
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -122,6 +123,7 @@ def call(command: str, log: Path) -> Row:
     words = ["-m", "relabel", *words, "--output", "json"] if program == "relabel" else words
     line = [sys.executable, "-P", *words]
     started = time.monotonic()
+    cpu_before_s = children_cpu_s()
     out = None
     progress = StepProgress()
     process: subprocess.Popen[str] | None = None
@@ -165,8 +167,15 @@ def call(command: str, log: Path) -> Row:
         "command": command,
         "exit_code": int(Exit.STOPPED if process.returncode < 0 else process.returncode),
         "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(children_cpu_s() - cpu_before_s, 2),
         "result": result,
     }
+
+
+def children_cpu_s() -> float:
+    """CPU time of all processes that this one started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 class StepProgress:
@@ -452,11 +461,12 @@ FIGURES = {"accuracy": "accuracy", "auc_0/12": "AUC 0/12", "auc_01/2": "AUC 01/2
 """What the demo shows of an evaluation, with its title."""
 
 
-class Speeds(NamedTuple):
-    """Pairs/s that the steps measured; None where a step was done by an earlier demo.
+class CpuTimes(NamedTuple):
+    """CPU time a pair that the steps measured, ms, which other work on the machine changes little; None where a step
+    was done by an earlier demo.
 
     Args:
-        teacher: over the run, without the engine's start.
+        teacher: over the run, the engine's start included.
         student: of the bundle, eight pairs at a time, its fastest model on a CPU.
     """
 
@@ -486,7 +496,7 @@ def judged_rows(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
 BASELINES = {"lexical": "BM25", "random": "a random order", "constant": "one grade for all"}
 
 
-def seen_text(evaluation: Mapping[str, Any], speeds: Speeds) -> str:
+def seen_text(evaluation: Mapping[str, Any], times: CpuTimes) -> str:
     """What the demo's figures say, in sentences: nothing in them is known beforehand."""
     comparison = evaluation["comparisons"][0]
     both = comparison["against_gold"]
@@ -502,25 +512,26 @@ def seen_text(evaluation: Mapping[str, Any], speeds: Speeds) -> str:
             f"The {name} {beats} one grade for all (accuracy {figures['accuracy']['value']:.2f} against "
             f"{constant:.2f}) and BM25 (AUC {figures['auc_0/12']['value']:.2f} against {lexical:.2f})."
         )
-    if speeds.teacher and speeds.student:
+    if times.teacher and times.student:
         sentences.append(
-            f"The student's bundle scores {speeds.student:,.0f} pairs/s here, the teacher {speeds.teacher:,.1f}: "
-            f"{speeds.student / speeds.teacher:.0f} times as many."
+            f"A pair takes the student's bundle {times.student:,.1f} ms of CPU time here, and the teacher, with its "
+            f"start, {times.teacher:,.0f}: {times.teacher / times.student:.0f} times as much."
         )
     return " ".join(sentences)
 
 
-def speeds_of(steps: Sequence[Row]) -> Speeds:
+def cpu_times_of(steps: Sequence[Row]) -> CpuTimes:
     """What a demo's steps measured."""
     results = {step["command"].split()[1]: step["result"] for step in steps if step["result"]}
     named = {Path(step["command"].split()[-1]).name: step["result"] for step in steps if step["result"]}
     run = named.get("job.yaml") or {}
     teacher = None
     if run.get("this_run", {}).get("pairs"):
-        teacher = run["this_run"]["pairs"] / (run["seconds"] - run["engine_start_s"])
+        (cpu_s,) = (step["cpu_seconds"] for step in steps if step["result"] is run)
+        teacher = 1e3 * cpu_s / run["this_run"]["pairs"]
     models = results.get("bench", {}).get("models", ())
-    cells = [cell for model in models for cell in model["closed"] if cell["cell"] == "8xreplay"]
-    return Speeds(teacher, max((cell["pairs_per_s"] for cell in cells), default=None))
+    cells = [cell for model in models for cell in model["closed"] if cell["cell"] == "8xreplay" and cell["cpu_ms"]]
+    return CpuTimes(teacher, min((cell["cpu_ms"] / 8 for cell in cells), default=None))
 
 
 def labels_in(folder: Path) -> dict[tuple[str, str], Row]:
@@ -708,7 +719,7 @@ def demo(
     lines = ["", *examples_text(pairs, labels, num_before=len(labels) - num_new)]
     if not labels_only:
         result["served_against_scored"] = served_apart(root, pairs)
-        result["seen"] = None if way.is_fake else seen_text(result_of(done, "evaluate"), speeds_of(done))
+        result["seen"] = None if way.is_fake else seen_text(result_of(done, "evaluate"), cpu_times_of(done))
         lines += judged_text(done, result)
     lines += next_text(folder, result["seconds"], has_student=not labels_only)
     return emit(TextResult("\n".join(lines), result), output)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import re
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +22,7 @@ from relabel.jobs.commands.options import (
     together,
 )
 from relabel.jobs.output import Exit
+from relabel.manifests.errors import InputError
 from relabel.manifests.process import uncollected
 
 if TYPE_CHECKING:
@@ -303,13 +306,14 @@ def score(
     # whose time begins before a student is fetched
     run_options = RunOptions(shard=shard, until=until, duration=duration)
     job = score_job_of(student, ScoreOptions(**options), storage)
-    code = run_and_report(
-        job,
-        run_options,
-        dry_run=dry_run,
-        done_ok=done_ok,
-        output=output,
-    )
+    with names_column_options():
+        code = run_and_report(
+            job,
+            run_options,
+            dry_run=dry_run,
+            done_ok=done_ok,
+            output=output,
+        )
     if code == Exit.OVER_LIMIT:
         logs.write(
             f"See {job.spec.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "
@@ -317,6 +321,17 @@ def score(
             event="advice",
         )
     return code
+
+
+@contextlib.contextmanager
+def names_column_options() -> Iterator[None]:
+    """A job's reader names the keys of its file, and here columns are an option's."""
+    try:
+        yield
+    except InputError as exc:
+        text = str(exc).replace("Name them in input.columns.document.", "Name them by --columns document=NAME+NAME.")
+        exc.args = (re.sub(r"input\.columns\.(\w+)", r"--columns \1=", text),)
+        raise
 
 
 def score_job_of(model: str, options: ScoreOptions, storage: Storage) -> Job:

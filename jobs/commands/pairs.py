@@ -545,7 +545,12 @@ def _refuse_without_effect(rule: Mapping[str, Any]) -> None:
 )
 @click.argument("systems", nargs=-1, required=True, metavar="[NAME=]SYSTEM...")
 @click.option("--labels", required=True, metavar="LABELS", help="What is labelled: a run's output, or a label file.")
-@click.option("--corpus", required=True, metavar="FILE", help="Corpus: doc_id, and document or title and body.")
+@click.option(
+    "--corpus",
+    required=True,
+    metavar="FILE",
+    help="Corpus: doc_id, and document or title and body; of a run, the columns of its input.",
+)
 @click.option(
     "--queries",
     metavar="FILE",

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -70,7 +71,7 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
     for name, content in texts.items():
         with written(name, storage) as file:
             file.write_text(content, encoding="utf-8")
-    text = f"Wrote {path}, and {schema_file}, by which editors explain its keys. {NEXT[kind]} {path}"
+    text = f"Wrote {path}, and {schema_file}, by which editors explain its keys. {NEXT[kind]} {shlex.quote(path)}"
     message = TextResult(text, {"path": path, "schema": str(schema_file)})
     return emit(message, output)
 

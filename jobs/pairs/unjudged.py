@@ -14,7 +14,15 @@ import pyarrow.compute as pc
 
 from relabel.jobs.evaluate import run_pairs
 from relabel.jobs.systems import SystemsOptions, label_pairs, named_paths, open_judge
-from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
+from relabel.jobs.tables import (
+    document_of,
+    first_columns,
+    load_polars,
+    refuse_null,
+    refuse_two_texts,
+    scan,
+    translate_polars_errors,
+)
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import form_by_suffix
@@ -206,13 +214,14 @@ def with_documents(
         InputError: the corpus lacks a column, or a document has two texts.
     """
     polars = load_polars()
-    docs, text_columns = scan(corpus, {"doc_id": "id"}, storage, has_text=columns.document is None, role="--corpus")
+    doc_id = columns.doc_id if columns.doc_id in first_columns(corpus, storage, role="--corpus") else "doc_id"
+    docs, text_columns = scan(corpus, {doc_id: "id"}, storage, has_text=columns.document is None, role="--corpus")
     if columns.document is not None:
         names = docs.collect_schema().names()
         needed = [NeededColumn(name, "--corpus; the labels' run reads it") for name in columns.document]
         require_columns(needed, names, path=corpus)
         text_columns = columns.document
-    refuse_null(docs, "doc_id", path=corpus)
+    refuse_null(docs, doc_id, path=corpus)
     wanted = polars.DataFrame(
         {
             columns.query_id: [query for query, _ in pairs],
@@ -221,7 +230,7 @@ def with_documents(
         },
         schema=dict.fromkeys((columns.query_id, columns.query, columns.doc_id), polars.String),
     ).lazy()
-    docs = docs.select(polars.col("doc_id").cast(polars.String).alias(columns.doc_id), *text_columns)
+    docs = docs.select(polars.col(doc_id).cast(polars.String).alias(columns.doc_id), *text_columns)
     needed = docs.join(wanted.select(columns.doc_id).unique(), on=columns.doc_id, how="semi")
     with translate_polars_errors(corpus):
         known = needed.select(columns.doc_id, text=document_of(text_columns).hash()).unique().collect()

@@ -717,11 +717,13 @@ def test_a_card_says_what_the_data_are_and_what_made_them_and_datasets_reads_the
     made = relabel("convert", "out/ecom", "data/labels.parquet", "--texts", "--card")
     assert "the card is in data/README.md" in made.err
     card = DatasetCard.load("data/README.md")
-    assert card.data.to_dict()["configs"] == [{"config_name": "default", "data_files": "labels.parquet"}]
     loaded = load_dataset("data", cache_dir=str(folder / "cache"))["train"]
     assert loaded.num_rows == pq.read_metadata("data/labels.parquet").num_rows == 24
     for column in loaded.column_names:
         assert f"| `{column}` |" in card.text
+    relabel("convert", "out/ecom", "other/data/labels.parquet", "--card")
+    pq.write_table(pq.read_table("other/data/labels.parquet").slice(0, 5), "other/data/labels.parquet")
+    assert load_dataset("other/data", cache_dir=str(folder / "cache"))["train"].num_rows == 5, "a folder of that name"
     plan = json.loads(Path("out/ecom/plan.json").read_bytes())
     assert plan["fingerprint"] in card.text
     assert f"labeler `{plan['parts']['labeler']['name']}`" in card.text

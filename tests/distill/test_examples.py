@@ -38,9 +38,10 @@ from relabel.distill.students.portable import (
     query_counts,
 )
 from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, SplitFacts, student_schema
+from relabel.jobs.api import run as api_run
 from relabel.jobs.cli import main
 from relabel.labelers.graph_grpo import GraphGrpo
-from relabel.manifests.errors import ConfigError
+from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.phi import DEFAULT_PHI
 from relabel.manifests.records import checked, plain
@@ -133,6 +134,31 @@ def test_gold_is_mixed_into_the_target_and_rows_with_gold_alone_weigh_its_share(
     np.testing.assert_allclose(found.weights["relevance"], [1.0] * 100 + [0.25] * 44)
     assert (found.teacher[100:] == -1).all()
     assert found.gold.tolist() == [pair["grade"] for pair in pairs]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_gold_that_is_the_runs_own_input_has_the_columns_that_the_job_names(
+    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path, weight: float
+) -> None:
+    names = {"query_id": "qid", "query": "text", "doc_id": "sku", "document": "name", "grade": "stars"}
+    pairs = str(tmp_path / "own.parquet")
+    pq.write_table(pq.read_table(pairs_file).select(names).rename_columns(names), pairs)
+    columns = {role: name for role, name in names.items() if role != "grade"}
+    job = {
+        "name": "run",
+        "input": {"path": pairs, "columns": {**columns, "gold": "stars"}},
+        "labeler": {"name": "direct", "grades": 3},
+        "engine": {"name": "fake"},
+        "output": str(tmp_path / "run"),
+    }
+    assert api_run(job).labelled == len(make_pairs())
+    found = examples(labels=[str(tmp_path / "run")], gold={"path": pairs}, loss={"gold_weight": weight})
+    assert found.gold.tolist() == [pair["grade"] for pair in make_pairs()]
+    pq.write_table(pq.read_table(pairs).slice(1), tmp_path / "other.parquet")
+    with pytest.raises(InputError, match=r"`gold.columns.|`gold.grade`"):
+        examples(
+            labels=[str(tmp_path / "run")], gold={"path": str(tmp_path / "other.parquet")}, loss={"gold_weight": weight}
+        )
 
 
 def test_rows_weigh_what_source_confidence_and_outside_mass_say(
@@ -280,7 +306,7 @@ GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
         (GOOD.replace("output: o", "output: 3"), ["`output` = 3", "in YAML, put it in quotes"]),
         (
             "name: job\ninput: {path: x}\nlabeler: {name: r3a}\nengine: {name: fake}\noutput: o\n",
-            ["`labels` is missing", "unknown key `engine`"],
+            ["this is a job's spec, not a student's: relabel run"],
         ),
     ],
 )

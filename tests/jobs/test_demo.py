@@ -22,7 +22,7 @@ import yaml
 
 from relabel.jobs.commands.demo import (
     DEMO_MODEL,
-    Speeds,
+    CpuTimes,
     StepProgress,
     Way,
     call,
@@ -339,10 +339,10 @@ def evaluation_with(teacher: tuple[float, float], student: tuple[float, float]) 
 
 
 def test_the_demo_says_better_only_where_the_whole_interval_is_above_both_baselines() -> None:
-    text = seen_text(evaluation_with((0.38, 0.8), (0.45, 0.7)), Speeds(2.0, 200.0))
+    text = seen_text(evaluation_with((0.38, 0.8), (0.45, 0.7)), CpuTimes(40.0, 2.0))
     assert "The teacher is not shown to be better than one grade for all (accuracy 0.43 against 0.40)" in text
     assert "The student is better than one grade for all (accuracy 0.50 against 0.40)" in text
-    assert "200 pairs/s here, the teacher 2.0: 100 times as many" in text
-    silent = seen_text(evaluation_with((0.45, 0.55), (0.45, 0.55)), Speeds(None, 200.0))
+    assert "bundle 2.0 ms of CPU time here, and the teacher, with its start, 40: 20 times as much" in text
+    silent = seen_text(evaluation_with((0.45, 0.55), (0.45, 0.55)), CpuTimes(None, 2.0))
     assert silent.count("not shown") == 2
-    assert "pairs/s" not in silent, "an earlier demo measured it"
+    assert "CPU time" not in silent, "an earlier demo measured it"

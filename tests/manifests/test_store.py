@@ -221,6 +221,18 @@ def test_a_reply_that_can_not_be_one_is_asked_for_again(
         retried(ask, "bucket/a: asking", 0.0)
 
 
+def test_a_store_that_is_not_reached_is_named_by_its_address_and_said_while_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("relabel.manifests.objects.SILENT_S", 0.0)
+    settings = {"endpoint_url": "http://127.0.0.1:9", "key": "an-id", "secret": "a-secret"}
+    storage = Storage.of({"s3": settings}, retry_s=2.0)
+    with pytest.raises(StoreUnreachableError, match=r"the last: EndpointConnectionError at 127\.0\.0\.1:9\)"):
+        read_whole("s3://bucket/plan.json", storage)
+    (message,) = {record.getMessage() for record in caplog.records if "no good answer" in record.getMessage()}
+    assert message.endswith("(EndpointConnectionError at 127.0.0.1:9); each call is tried again for up to 2 s")
+
+
 class RefusalError(Exception):
     """As botocore has it."""
 

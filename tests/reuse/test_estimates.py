@@ -154,7 +154,7 @@ def test_labels_without_a_grade_are_verified_reported_and_merged_but_teach_nothi
     days.run("wed", with_columns(rows_of(5, 2)[8:], aspect="price"), labeler=VARIANTS)
     code, message = days.call("merge", days.out("mon"), days.out("wed"), "--to", days.out("mixed"))
     assert code == Exit.BAD_INPUT
-    assert "has other columns" in message
+    assert "read other columns: the labeler's" in message
 
 
 # `route` from input to labels: its tree and passages are read where rows lie together or scattered, are part of a

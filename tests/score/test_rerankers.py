@@ -139,6 +139,18 @@ def test_a_rerankers_output_is_a_system_and_a_baseline_in_the_order_of_its_score
     assert found["baselines"]["rankings"]["theirs"]["ndcg@10"] == pytest.approx(own["figures"]["ndcg@10"]["value"])
 
 
+def test_missing_columns_are_named_with_the_option_that_names_them(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], cross_encoder: Callable[..., Path]
+) -> None:
+    write_pairs()
+    names = {"title": "name", "body": "text", "query": "words"}
+    pq.write_table(pq.read_table("pairs.parquet").rename_columns(names), "own.parquet")
+    call = ("score", str(cross_encoder()), "--input", "own.parquet", "--to", "out/own", "--device", "cpu")
+    relabel(*call).refused(3, "no column for the document", "Name them by --columns document=NAME+NAME.")
+    relabel(*call, "--columns", "document=name+text").refused(3, "no column `query` (--columns query=)")
+    assert relabel(*call, "--columns", "document=name+text,query=words").code == 0
+
+
 @pytest.mark.parametrize("form", ["modules", "bare", "renamed"])
 def test_a_bi_encoder_is_refused_since_its_head_would_be_random(
     relabel: Callable[..., Any], write_pairs: Callable[..., Path], cross_encoder: Callable[..., Path], form: str

@@ -90,19 +90,22 @@ def test_pairs_without_the_text_of_their_query_are_reported_with_what_gives_it(
     assert "--queries" in done.err
 
 
+@pytest.mark.parametrize("doc_id", ["doc_id", "sku"])
 def test_two_commands_are_repeated_until_all_is_judged(
-    folder: Path, relabel: Relabel, write_pairs: Callable[..., Path], write_job: Callable[..., str]
+    folder: Path, relabel: Relabel, write_pairs: Callable[..., Path], write_job: Callable[..., str], doc_id: str
 ) -> None:
     """A run labels two documents of each query; the others that a system returns are written, labelled with reuse, and
     then nothing is unjudged.
     """
     write_pairs(path="all.parquet")
-    rows = pq.read_table("all.parquet").to_pylist()
-    write_pairs([row for row in rows if row["doc_id"].endswith(("-0", "-1"))], path="in/first.parquet")
-    pq.write_table(pq.read_table("all.parquet").select(["doc_id", "title", "body"]), "corpus.parquet")
-    lines = [f"{row['query_id']} Q0 {row['doc_id']} 0 {number} t" for number, row in enumerate(rows)]
+    every = pq.read_table("all.parquet").rename_columns({"doc_id": doc_id})
+    rows = every.to_pylist()
+    Path("in").mkdir()
+    pq.write_table(every.filter([row[doc_id].endswith(("-0", "-1")) for row in rows]), "in/first.parquet")
+    pq.write_table(every.select([doc_id, "title", "body"]), "corpus.parquet")
+    lines = [f"{row['query_id']} Q0 {row[doc_id]} 0 {number} t" for number, row in enumerate(rows)]
     write("a.run", lines)
-    job = {"input": {"path": "in", "columns": {"gold": "grade"}}}
+    job = {"input": {"path": "in", "columns": {"gold": "grade", "doc_id": doc_id}}}
     assert relabel("run", write_job({**job, "output": "out/one"}, path="one.yaml")).code == 0
     arguments = ("pairs", "unjudged", "a.run", "--corpus", "corpus.parquet", "--output", "json")
     done = relabel(*arguments, "--labels", "out/one", "--to", "in/second.parquet")
