@@ -467,7 +467,7 @@ class CpuTimes(NamedTuple):
 
     Args:
         teacher: over the run, the engine's start included.
-        student: of the bundle, eight pairs at a time, its fastest model on a CPU.
+        student: of the bundle, eight pairs at a time, in its default precision.
     """
 
     teacher: float | None
@@ -529,7 +529,8 @@ def cpu_times_of(steps: Sequence[Row]) -> CpuTimes:
     if run.get("this_run", {}).get("pairs"):
         (cpu_s,) = (step["cpu_seconds"] for step in steps if step["result"] is run)
         teacher = 1e3 * cpu_s / run["this_run"]["pairs"]
-    models = results.get("bench", {}).get("models", ())
+    bench = results.get("bench", {})
+    models = [model for model in bench.get("models", ()) if model["precision"] == bench["default_precision"]]
     cells = [cell for model in models for cell in model["closed"] if cell["cell"] == "8xreplay" and cell["cpu_ms"]]
     return CpuTimes(teacher, min((cell["cpu_ms"] / 8 for cell in cells), default=None))
 
