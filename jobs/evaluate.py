@@ -557,6 +557,8 @@ def _with_columns_of_owner(sets: Sequence[LabelSet], options: JudgingOptions, st
     """Options that name, where nobody does, the columns of the job whose own input the qrels are: outputs of other
     jobs, such as scores of the same pairs, are judged by them too.
     """
+    if len(sets) == 1:  # which is joined by row with its own input
+        return options
     for labels in sets:
         if labels.plan is not None and own_input(labels.plan, str(options.qrels), options.grade, storage) is not None:
             columns = labels.plan.facts.columns
