@@ -95,7 +95,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             "relabel.manifests.store.objects_of",
             lambda url, storage: (objects, url.partition("://")[2].strip("/")),
         )
-        place.write(rows=SMALL, output="mem://bucket/out", shards=2)
+        place.write(rows=SMALL, output="mem://bucket/out", shards=2, run={"store_retry_s": 0.2})
         return place
 
     return lead

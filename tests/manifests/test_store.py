@@ -225,7 +225,12 @@ def test_a_store_that_is_not_reached_is_named_by_its_address_and_said_while_it_i
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("relabel.manifests.objects.SILENT_S", 0.0)
-    settings = {"endpoint_url": "http://127.0.0.1:9", "key": "an-id", "secret": "a-secret"}
+    settings = {
+        "endpoint_url": "http://127.0.0.1:9",
+        "key": "an-id",
+        "secret": "a-secret",
+        "client_kwargs": {"region_name": "us-east-1"},
+    }
     storage = Storage.of({"s3": settings}, retry_s=2.0)
     with pytest.raises(StoreUnreachableError, match=r"the last: EndpointConnectionError at 127\.0\.0\.1:9\)"):
         read_whole("s3://bucket/plan.json", storage)
