@@ -260,6 +260,7 @@ def _pair(row: Mapping[str, Any], number: int) -> Pair:
     )
 
 
+@_names_arguments
 def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False) -> pa.Table:
     """The labels of a run, in the order of the input's rows; quarantined rows have none.
 
@@ -285,7 +286,7 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
     storage = Storage()
     run = open_run_labels(output, storage, allow_partial=allow_partial)
     for note in run.notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)
     if texts:
         schema, tables = join_texts(run, storage)
     else:

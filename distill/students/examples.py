@@ -36,8 +36,10 @@ from relabel.manifests.errors import ConfigError, InputError, ManifestError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.forms import TABLE_SUFFIXES
 from relabel.manifests.gold import (
+    DEFAULT_GRADE,
     PairGrades,
     check_scale,
+    column_names,
     grades_by_pair,
     load_gold_by_row,
     load_qrels,
@@ -964,15 +966,18 @@ def _with_gold(
 
 
 def _as_its_run_names_it(source: GoldSource, tables: Sequence[LabelTable], storage: Storage) -> GoldSource:
-    """A gold source with the columns of the job whose own input it is, where the spec names none."""
+    """A gold source with the columns of the job whose own input it is, where the spec names none. A student's manifest
+    has the spec with its defaults in it, and means the same.
+    """
     for table in tables:
-        if table.plan is None or own_input(table.plan, source.path, source.grade, storage) is None:
+        own = own_input(table.plan, source.path, source.grade, storage) if table.plan else None
+        if table.plan is None or own is None:
             continue
         columns = table.plan.facts.columns
         update: dict[str, Any] = {}
-        if "columns" not in source.model_fields_set:
+        if source.columns == Columns():
             update["columns"] = columns
-        if "grade" not in source.model_fields_set and columns.gold is not None:
+        if source.grade == DEFAULT_GRADE and columns.gold and source.grade not in column_names(own[0][0], storage):
             update["grade"] = columns.gold
         return source.model_copy(update=update)
     return source

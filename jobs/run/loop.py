@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from relabel.jobs.run.chunks import (
 )
 from relabel.jobs.run.crashes import CrashJournal
 from relabel.jobs.run.health import CONTROL_ROUND, MOST_HELD, Health
-from relabel.jobs.run.notices import Graded, GradeWatch
+from relabel.jobs.run.notices import Graded, GradeWatch, OutsideMass
 from relabel.jobs.run.progress import Progress, RefusedAnswer
 from relabel.jobs.run.reuse import AnswerCache
 from relabel.jobs.run.session import CommitThreads
@@ -139,6 +139,7 @@ class RunLoop(ChunkLabeler):
         self._next_pair = 0
         self._input_error: InputError | None = None
         self._begun: dict[ChunkId, ChunkWork] = {}
+        self._outside = defaultdict[ChunkId, OutsideMass](OutsideMass)
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
         self._next_check_s = 0.0
         self._held: list[ChunkWork] = []
@@ -668,11 +669,14 @@ class RunLoop(ChunkLabeler):
         self.progress.pairs += 1
         self.progress.statuses[row.status] += 1
         if isinstance(row, LabelRow) and row.outside_mass is not None:
-            self.progress.outside.rows += 1
-            self.progress.outside.total += row.outside_mass
+            of_chunk = self._outside[work.id]
+            of_chunk.rows += 1
+            of_chunk.total += row.outside_mass
         if work.left > 0:
             return
         self._begun.pop(work.id, None)
+        # of whole chunks alone: the answers of others are counted by the execution that ends them
+        self.progress.outside.add(self._outside.pop(work.id, OutsideMass()))
         self._watch_grades(work)
         self._spans.append(time.perf_counter() - work.started_s)
         if self._health is None or not self._health.is_in_doubt(work):

@@ -138,8 +138,9 @@ def test_gold_is_mixed_into_the_target_and_rows_with_gold_alone_weigh_its_share(
 
 @pytest.mark.parametrize("weight", [0.0, 0.25])
 def test_gold_that_is_the_runs_own_input_has_the_columns_that_the_job_names(
-    examples: Callable[..., Examples], tmp_path: Path, pairs_file: Path, weight: float
+    spec: Callable[..., dict[str, Any]], tmp_path: Path, pairs_file: Path, weight: float
 ) -> None:
+    """Also by the spec in the student's manifest, from which `relabel export` reads its pairs."""
     names = {"query_id": "qid", "query": "text", "doc_id": "sku", "document": "name", "grade": "stars"}
     pairs = str(tmp_path / "own.parquet")
     pq.write_table(pq.read_table(pairs_file).select(names).rename_columns(names), pairs)
@@ -152,13 +153,15 @@ def test_gold_that_is_the_runs_own_input_has_the_columns_that_the_job_names(
         "output": str(tmp_path / "run"),
     }
     assert api_run(job).labelled == len(make_pairs())
-    found = examples(labels=[str(tmp_path / "run")], gold={"path": pairs}, loss={"gold_weight": weight})
-    assert found.gold.tolist() == [pair["grade"] for pair in make_pairs()]
+    values = spec(labels=[str(tmp_path / "run")], gold={"path": pairs}, loss={"gold_weight": weight})
+    read = validate_spec(DistillSpec, values, where="student.yaml")
+    kept = validate_spec(DistillSpec, read.model_dump(mode="json"), where="manifest")
+    for one in (read, kept):
+        assert load_examples(one, Storage()).gold.tolist() == [pair["grade"] for pair in make_pairs()]
     pq.write_table(pq.read_table(pairs).slice(1), tmp_path / "other.parquet")
+    other = validate_spec(DistillSpec, values | {"gold": {"path": str(tmp_path / "other.parquet")}}, where="s.yaml")
     with pytest.raises(InputError, match=r"`gold.columns.|`gold.grade`"):
-        examples(
-            labels=[str(tmp_path / "run")], gold={"path": str(tmp_path / "other.parquet")}, loss={"gold_weight": weight}
-        )
+        load_examples(other, Storage())
 
 
 def test_rows_weigh_what_source_confidence_and_outside_mass_say(

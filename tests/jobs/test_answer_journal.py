@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +111,19 @@ def test_a_stop_lists_refused_answers_and_says_what_was_open(
     assert 0 < relabel("status", "job.yaml", "--output", "json").json["kept"] < kept
     file.unlink()
     assert "  kept" not in relabel("status", "job.yaml").out
+
+
+def test_a_label_whose_answer_was_kept_is_counted_once_in_the_warning_of_mass_outside_the_grades(
+    stopped: Callable[..., Any], relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relabel.jobs.run.notices.MOST_OUTSIDE_MASS", -1.0)
+    assert stopped("--output", "json").json["this_run"]["kept"]["answers"] > 0
+    for file in folder.glob("out/ecom/notices/*"):
+        file.rename(file.with_name("of-another-process.json"))
+    relabel("run", "job.yaml")
+    labels = [pq.read_table(path) for path in folder.glob("out/ecom/labels/*/*")]
+    count = sum(len(table["outside_mass"].drop_null()) for table in labels)
+    assert f"({count:,} labels)" in relabel("status", "job.yaml").out
 
 
 def test_the_run_that_continues_asks_none_of_them_again_and_ends_as_if_never_stopped(
