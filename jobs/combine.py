@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.evaluate import JudgingOptions, load_pairs, open_set, scale_of
+from relabel.jobs.evaluate import JudgingOptions, load_pairs, open_set, scale_of, with_columns_of_owner
 from relabel.jobs.sections import Cell, Paragraph, Remarks, Table, as_text
 from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
@@ -374,7 +374,9 @@ def combine_labels(
     for path in paths:
         label_map = label_maps.get(place_of(path), label_maps.get(None))
         sets.append(open_set(path, replace(options, label_map=label_map), storage, wants_ids=True))
-    gold = None if options.qrels is None else load_pairs((), options, storage)
+    gold = None
+    if options.qrels is not None:
+        gold = load_pairs((), with_columns_of_owner(sets, options, storage), storage)
     advice = " --map-labels JUDGE=OLD=NEW,… maps one judge alone."
     grades, scale_notes = scale_of(sets, gold.seen if gold else set(), options, advice=advice)
     notes = list(chain.from_iterable(labels.notes for labels in sets))

@@ -453,7 +453,8 @@ class Golds:
         self.qrels = str(options.qrels)
         self._storage = storage
         named = options
-        options = _with_columns_of_owner(sets, options, storage)
+        if len(sets) > 1:  # one alone is joined by row with its own input
+            options = with_columns_of_owner(sets, options, storage)
         self._by_row = {labels.where: _gold_by_row(labels, options, storage) for labels in sets}
         self.seen: set[int] = set()
         for gold in self._by_row.values():
@@ -553,24 +554,25 @@ def _refuse_other_queries(sets: Sequence[LabelSet], options: JudgingOptions) -> 
             )
 
 
-def _with_columns_of_owner(sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> JudgingOptions:
+def with_columns_of_owner(sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> JudgingOptions:
     """Options that name, where nobody does, the columns of the job whose own input the qrels are: outputs of other
-    jobs, such as scores of the same pairs, are judged by them too.
+    jobs, such as scores of the same pairs, are judged by them too. A job that names its gold goes before one that does
+    not.
     """
-    if len(sets) == 1:  # which is joined by row with its own input
+    owners = [
+        labels.plan.facts.columns
+        for labels in sets
+        if labels.plan is not None and own_input(labels.plan, str(options.qrels), options.grade, storage) is not None
+    ]
+    if not owners:
         return options
-    for labels in sets:
-        if labels.plan is not None and own_input(labels.plan, str(options.qrels), options.grade, storage) is not None:
-            columns = labels.plan.facts.columns
-            if columns.gold is None:
-                continue
-            return replace(
-                options,
-                grade=options.grade or columns.gold,
-                by=options.by or columns.query_id,
-                doc=columns.doc_id if options.doc == DEFAULT_DOC else options.doc,
-            )
-    return options
+    columns = next((one for one in owners if one.gold is not None), owners[0])
+    return replace(
+        options,
+        grade=options.grade or columns.gold,
+        by=options.by or columns.query_id,
+        doc=columns.doc_id if options.doc == DEFAULT_DOC else options.doc,
+    )
 
 
 def load_pairs(sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> PairGrades:

@@ -300,6 +300,18 @@ def test_a_run_is_mapped_by_the_folder_that_names_it_however_it_is_written(days:
     assert (mapped["grades"], [labels["name"] for labels in mapped["labels"]]) == (4, [str(three), str(four)])
 
 
+def test_gold_that_is_a_runs_own_input_is_read_by_the_columns_of_its_job(days: Days) -> None:
+    rows = [{**row, "stars": number % 3} for number, row in enumerate(rows_of(6, 4))]
+    named = [{"qid" if key == "query_id" else key: value for key, value in row.items()} for row in rows]
+    columns = {"query_id": "qid", "gold": "stars"}
+    for day in ("one", "two"):
+        path = str(days.folder / f"{day}-own.parquet")
+        pq.write_table(pa.Table.from_pylist(named), path)
+        days.run(day, named, input={"path": path, "columns": columns}, engine={"name": "fake", "seed": len(day)})
+    found = written(days, days.out("one"), days.out("two"), "--gold", path)[1]
+    assert [row["grade"] for row in found] == [row["stars"] for row in rows]
+
+
 def test_maps_that_name_no_judge_or_one_twice_are_refused(days: Days) -> None:
     yes_no = judge(days, "yes_no", {("q1", "d1"): 1}, [0.1, 0.9])
     four = judge(days, "four", {("q1", "d1"): 3}, [0.0, 0.0, 0.6, 0.4])
