@@ -75,10 +75,12 @@ def no_secrets_kept() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_in_the_clone() -> Iterator[None]:
-    """A test that forgets to go to a folder of its own writes where the suite was called from."""
+    """A test that forgets to go to a folder of its own writes where the suite was called from. Somebody may make a demo
+    or a release there meanwhile.
+    """
     before = set(ROOT.iterdir())
     yield
-    left = [path.name for path in set(ROOT.iterdir()) - before if not path.name.startswith(".")]
+    left = [path.name for path in set(ROOT.iterdir()) - before if not path.name.startswith((".", "out", "dist"))]
     assert not left, f"left in {ROOT}"
 
 
