@@ -43,6 +43,7 @@ from relabel.manifests.gold import (
     PairGrades,
     check_scale,
     column_names,
+    columns_of_owner,
     first_pairs,
     further_of_input,
     gold_columns,
@@ -556,17 +557,11 @@ def _refuse_other_queries(sets: Sequence[LabelSet], options: JudgingOptions) -> 
 
 def with_columns_of_owner(sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> JudgingOptions:
     """Options that name, where nobody does, the columns of the job whose own input the qrels are: outputs of other
-    jobs, such as scores of the same pairs, are judged by them too. A job that names its gold goes before one that does
-    not.
+    jobs, such as scores of the same pairs, are judged by them too.
     """
-    owners = [
-        labels.plan.facts.columns
-        for labels in sets
-        if labels.plan is not None and own_input(labels.plan, str(options.qrels), options.grade, storage) is not None
-    ]
-    if not owners:
+    columns = columns_of_owner((labels.plan for labels in sets), str(options.qrels), storage)
+    if columns is None:
         return options
-    columns = next((one for one in owners if one.gold is not None), owners[0])
     return replace(
         options,
         grade=options.grade or columns.gold,

@@ -136,7 +136,11 @@ def _check_columns(run: MergedRun, first: MergedRun) -> None:
         {**(one.plan.parts.get("columns") or {}), "the labeler's": one.plan.parts.get("input_columns")}
         for one in (run, first)
     )
-    differences = [f"{key} {ours.get(key)!r} and {theirs[key]!r}" for key in theirs if ours.get(key) != theirs[key]]
+    differences = [
+        f"{key} {ours.get(key)!r} and {theirs.get(key)!r}"
+        for key in {**theirs, **ours}
+        if ours.get(key) != theirs.get(key)
+    ]
     if differences:
         raise ManifestError(
             f"merge: {run.path} and {first.path} read other columns: {'; '.join(differences)}. One manifest can't "

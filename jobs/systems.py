@@ -46,8 +46,8 @@ from relabel.manifests.gold import (
     GradeMap,
     PairGrades,
     check_scale,
+    columns_of_owner,
     grades_by_pair,
-    own_input,
     taken,
 )
 from relabel.manifests.label_sets import LabelSet, is_run, label_set, no_labels, put_together
@@ -638,7 +638,7 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
         systems=[system_figures(name, figures[name], comparison, options, made_by[name]) for name in rankings],
         pairs=pairs,
         warnings=[
-            *warnings_of(comparison, made_by, int(judged_so_far.sum())),
+            *warnings_of(comparison, made_by, None if gold is None else int(judged_so_far.sum())),
             *filter(None, (learned_text(name, ranking, comparison, storage) for name, ranking in rankings.items())),
             *grade_warnings(comparison, judged, gold, options),
         ],
@@ -691,9 +691,8 @@ def open_gold(labels: LabelSet, options: SystemsOptions, storage: Storage) -> Pa
     if options.gold is None:
         return None
     judging = options.judging
-    if labels.plan is not None and own_input(labels.plan, options.gold, options.grade, storage) is not None:
-        # the options name columns of the systems' tables
-        columns = labels.plan.facts.columns
+    columns = columns_of_owner([labels.plan], options.gold, storage)
+    if columns is not None:  # the options name columns of the systems' tables
         judging = replace(judging, by=columns.query_id, doc=columns.doc_id, grade=options.grade or columns.gold)
     try:
         return load_pairs([labels], judging, storage)
@@ -917,16 +916,18 @@ OPINION = (
 )
 
 
-def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None], num_judged: int) -> list[str]:
+def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None], num_judged: int | None) -> list[str]:
     """What to read before any figure.
 
     Args:
-        num_judged: compared queries that humans judged, which may be too few for any figure.
+        num_judged: compared queries that humans judged, which may be too few for any figure; None without gold.
     """
     warnings = []
     if comparison.humans is None:
-        few = f"Humans judged {num_judged} of the compared queries, and figures want {FEWEST_FOR_DIFFERENCES}"
-        warnings.append(f"{few if num_judged else 'No human judged anything here'}: {OPINION}")
+        reason = "No human judged anything here"
+        if num_judged is not None:
+            reason = f"Humans judged {num_judged} of the compared queries, and figures want {FEWEST_FOR_DIFFERENCES}"
+        warnings.append(f"{reason}: {OPINION}")
     for name, maker in made_by.items():
         if maker not in ("judge", "student"):
             continue

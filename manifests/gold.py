@@ -17,7 +17,7 @@ from relabel.manifests.labels import ids_of, texts_of
 from relabel.manifests.plan import Plan
 from relabel.manifests.process import WhenUsed
 from relabel.manifests.secrets import shortened
-from relabel.manifests.specs import InputSpec
+from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.tables import (
     Column,
     NeededColumn,
@@ -618,6 +618,20 @@ def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tup
     if dataset is None or changed_files(plan.files, dataset.files):
         return None
     return [file.path for file in dataset.files], grade or columns.gold or "grade"
+
+
+def columns_of_owner(plans: Iterable[Plan | None], path: str, storage: Storage) -> Columns | None:
+    """The columns that a job names whose own input `path` is, of several such jobs one that names its gold; None if it
+    is the input of none.
+
+    Args:
+        plans: of runs, None for what is no run.
+    """
+    owners = [
+        plan.facts.columns for plan in plans if plan is not None and own_input(plan, path, None, storage) is not None
+    ]
+    named = [columns for columns in owners if columns.gold is not None]
+    return next(iter([*named, *owners]), None)
 
 
 def load_gold_by_row(

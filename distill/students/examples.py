@@ -40,13 +40,14 @@ from relabel.manifests.gold import (
     PairGrades,
     check_scale,
     column_names,
+    columns_of_owner,
     grades_by_pair,
     load_gold_by_row,
     load_qrels,
     mapped,
     own_input,
 )
-from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.inputs import Dataset, list_input, open_dataset
 from relabel.manifests.label_sets import open_labels
 from relabel.manifests.labels import KINDS as COLUMN_KINDS
 from relabel.manifests.labels import LABELS, Pair, table_of, texts_of
@@ -969,18 +970,17 @@ def _as_its_run_names_it(source: GoldSource, tables: Sequence[LabelTable], stora
     """A gold source with the columns of the job whose own input it is, where the spec names none. A student's manifest
     has the spec with its defaults in it, and means the same.
     """
-    for table in tables:
-        own = own_input(table.plan, source.path, source.grade, storage) if table.plan else None
-        if table.plan is None or own is None:
-            continue
-        columns = table.plan.facts.columns
-        update: dict[str, Any] = {}
-        if source.columns == Columns():
-            update["columns"] = columns
-        if source.grade == DEFAULT_GRADE and columns.gold and source.grade not in column_names(own[0][0], storage):
+    columns = columns_of_owner((table.plan for table in tables), source.path, storage)
+    if columns is None:
+        return source
+    update: dict[str, Any] = {}
+    if source.columns == Columns():
+        update["columns"] = columns
+    if source.grade == DEFAULT_GRADE and columns.gold is not None:
+        first = list_input(source.path, storage).files[0]
+        if source.grade not in column_names(first, storage):
             update["grade"] = columns.gold
-        return source.model_copy(update=update)
-    return source
+    return source.model_copy(update=update)
 
 
 def _document_lines(spec: DistillSpec, tables: Sequence[LabelTable]) -> list[str]:

@@ -214,7 +214,9 @@ def with_documents(
         InputError: the corpus lacks a column, or a document has two texts.
     """
     polars = load_polars()
-    doc_id = columns.doc_id if columns.doc_id in first_columns(corpus, storage, role="--corpus") else "doc_id"
+    doc_id = "doc_id"
+    if columns.doc_id != doc_id and columns.doc_id in first_columns(corpus, storage, role="--corpus"):
+        doc_id = columns.doc_id
     docs, text_columns = scan(corpus, {doc_id: "id"}, storage, has_text=columns.document is None, role="--corpus")
     if columns.document is not None:
         names = docs.collect_schema().names()

@@ -530,6 +530,7 @@ def test_random_pairs_make_no_gold_query(collection: Collection, relabel: Relabe
     planned = relabel("systems", *arguments, "--gold", "humans.qrels", "--plan", "--output", "json")
     assert (planned.json["is_opinion"], len(planned.json["plan"]["queries"])) == (True, 10)
     assert any("graded in part" in text for text in planned.json["warnings"])
+    assert planned.json["warnings"][0].startswith("Humans judged 0 of the compared queries, and figures want 5")
 
 
 @pytest.mark.parametrize(("kept", "counted"), [(8, 12), (7, 9)])
