@@ -467,11 +467,13 @@ class CpuTimes(NamedTuple):
 
     Args:
         teacher: over the run, the engine's start included.
-        student: of the bundle in its default precision, eight pairs at a time where there was time for them.
+        student: of the bundle's fastest model, eight pairs at a time where there was time for them.
+        precision: that model's.
     """
 
     teacher: float | None
     student: float | None
+    precision: str = ""
 
 
 def figure_text(figure: Mapping[str, Any]) -> str:
@@ -514,8 +516,8 @@ def seen_text(evaluation: Mapping[str, Any], times: CpuTimes) -> str:
         )
     if times.teacher and times.student:
         sentences.append(
-            f"A pair takes the student's bundle {times.student:,.1f} ms of CPU time here, and the teacher, with its "
-            f"start, {times.teacher:,.0f}: {times.teacher / times.student:.0f} times as much."
+            f"A pair takes the student's bundle in {times.precision} {times.student:,.1f} ms of CPU time here, and the "
+            f"teacher, with its start, {times.teacher:,.0f}: {times.teacher / times.student:.0f} times as much."
         )
     return " ".join(sentences)
 
@@ -529,12 +531,14 @@ def cpu_times_of(steps: Sequence[Row]) -> CpuTimes:
     if run.get("this_run", {}).get("pairs"):
         (cpu_s,) = (step["cpu_seconds"] for step in steps if step["result"] is run)
         teacher = 1e3 * cpu_s / run["this_run"]["pairs"]
-    bench = results.get("bench", {})
-    models = [model for model in bench.get("models", ()) if model["precision"] == bench["default_precision"]]
-    cells = [cell for model in models for cell in model["closed"] if cell["cpu_ms"]]
-    # of 1xreplay and 8xreplay, for which there is no time on a busy machine
-    student = min((cell["cpu_ms"] / int(cell["cell"].partition("x")[0]) for cell in cells), default=None)
-    return CpuTimes(teacher, student)
+    measured = [
+        (cell["cpu_ms"] / int(cell["cell"].partition("x")[0]), model["precision"])  # of 1xreplay and 8xreplay
+        for model in results.get("bench", {}).get("models", ())
+        for cell in model["closed"]
+        if cell["cpu_ms"]
+    ]
+    student, precision = min(measured, default=(None, ""))
+    return CpuTimes(teacher, student, precision)
 
 
 def labels_in(folder: Path) -> dict[tuple[str, str], Row]:

@@ -339,10 +339,10 @@ def evaluation_with(teacher: tuple[float, float], student: tuple[float, float]) 
 
 
 def test_the_demo_says_better_only_where_the_whole_interval_is_above_both_baselines() -> None:
-    text = seen_text(evaluation_with((0.38, 0.8), (0.45, 0.7)), CpuTimes(40.0, 2.0))
+    text = seen_text(evaluation_with((0.38, 0.8), (0.45, 0.7)), CpuTimes(40.0, 2.0, "int8"))
     assert "The teacher is not shown to be better than one grade for all (accuracy 0.43 against 0.40)" in text
     assert "The student is better than one grade for all (accuracy 0.50 against 0.40)" in text
-    assert "bundle 2.0 ms of CPU time here, and the teacher, with its start, 40: 20 times as much" in text
+    assert "bundle in int8 2.0 ms of CPU time here, and the teacher, with its start, 40: 20 times as much" in text
     silent = seen_text(evaluation_with((0.45, 0.55), (0.45, 0.55)), CpuTimes(None, 2.0))
     assert silent.count("not shown") == 2
     assert "CPU time" not in silent, "an earlier demo measured it"
