@@ -47,6 +47,7 @@ DONE, USAGE, BAD, MISSING, GATE, NOTHING, AGAIN, LOCKED, STOPPED = 0, 2, 3, 4, 5
 TRIES, RETRY_S, TIMEOUT_S = 12, 120.0, 60.0
 BLOCK_BYTES, RECORD_BYTES, SPARE_BYTES = 1 << 20, 64 << 20, 16 << 20
 MANIFEST, VERSIONS, STABLE = "manifest.json", ".versions", "stable"
+HERE = "this machine"  # who left a version, next to channels, whose names hold no space
 NOT_OURS = ("__pycache__", ".gitattributes")
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 YOUNG_NS = 100_000_000
@@ -438,7 +439,7 @@ class Served:
 class ServingState:
     """`.pull.json`: versions that are kept, the active one first; by channel the newest move that was seen (`sequence`,
     `version_sha256`), the sequence up to which somebody rolled back here, and the versions that the channel left by a
-    rollback, by digest.
+    rollback, by digest; under `HERE` those that are kept and that somebody rolled back from here.
     """
 
     name: str
@@ -448,13 +449,21 @@ class ServingState:
     left: dict[str, list[str]] = field(default_factory=dict)
 
     def leavers(self, served: Served) -> list[str]:
-        """Channels that left a version by a rollback."""
+        """Channels that left a version by a rollback, and `HERE` where somebody did on this machine."""
         return sorted(channel for channel, versions in self.left.items() if served.version_sha256 in versions)
 
     def describe(self, served: Served) -> str:
         """A version, and who left it."""
         by = ", ".join(self.leavers(served))
         return f"{served.version} ({by} left it by a rollback)" if by else served.version
+
+    def with_active(self, to: Served, keep: int) -> ServingState:
+        """After a switch."""
+        others = [one for one in self.served if to.folder != one.folder and to.version_sha256 != one.version_sha256]
+        others = others[: keep - 1]
+        kept = {one.version_sha256 for one in others}
+        here = [sha256 for sha256 in self.left.get(HERE, ()) if sha256 in kept]
+        return replace(self, served=(to, *others), left={**self.left, HERE: here})
 
     def remarks(self) -> list[str]:
         """What spoke against versions when they were published, a line each."""
@@ -497,6 +506,8 @@ class ServingFolder:
         if not state.served or serving in (None, self.path_of(state.served[0])) or serving.parent != self.versions:
             return state
         known = [place for place, one in enumerate(state.served) if one.folder == serving.name]
+        if known and HERE in state.leavers(state.served[known[0]]):
+            return state.with_active(state.served[known[0]], len(state.served))
         if known:
             return replace(state, served=state.served[known[0] :])
         sha256 = sha256_of(serving / MANIFEST)
@@ -541,8 +552,7 @@ class ServingFolder:
         link.symlink_to(Path(VERSIONS, to.folder))
         link.replace(self.link)
         sync(self.folder)
-        others = [one for one in state.served if to.folder != one.folder and to.version_sha256 != one.version_sha256]
-        state = replace(state, served=(to, *others)[:keep])
+        state = state.with_active(to, keep)
         self.write(state)
         return state
 
@@ -998,7 +1008,9 @@ def pull(
 
 
 def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:
-    """Let the version serve that did before, without network; none that a channel left by a rollback, unless named."""
+    """Let the version serve that did before, without network; none that was left by a rollback, unless named. What is
+    left stays, as the last to give way to new ones.
+    """
     dest.pulled()  # before a lock makes a folder where none was
     with dest.locked("switch", waits=True):
         state, was = dest.pulled(), dest.serving()
@@ -1011,12 +1023,15 @@ def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:
         if others:
             advice = f"Here are: {others}. Name one of them: --to VERSION; or pull another."
         need(bool(places), f"{dest.folder}: {why}. {advice}")
-        left = replace(state, served=state.served[places[0] :])
-        target = left.served[0]
+        target, left = state.served[places[0]], state.served[: places[0]]
         fault = fault_in(dest.path_of(target), target.manifest_sha256)[0]
         need(not fault, f"{fault}. Name another one by --to VERSION, or pull it again.")
+        if HERE not in state.leavers(target):  # else somebody takes a rollback back, and leaves nothing
+            here = {*state.left.get(HERE, ()), *filter(None, (one.version_sha256 for one in left))}
+            in_order = (*state.served[places[0] :], *left)
+            state = replace(state, served=in_order, left={**state.left, HERE: sorted(here)})
         held = {**state.held, **{channel: seen["sequence"] for channel, seen in state.seen.items()}}
-        dest.switch(replace(left, held=held), target, len(left.served))
+        dest.switch(replace(state, held=held), target, len(state.served))
         return Pulled(dest.folder, target, was != dest.path_of(target))
 
 

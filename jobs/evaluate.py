@@ -31,7 +31,7 @@ from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of
-from relabel.manifests.forms import FORMS, form_of
+from relabel.manifests.forms import FORMS, form_of, load_columns
 from relabel.manifests.gold import (
     DEFAULT_GRADE,
     GOLD,
@@ -407,9 +407,25 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
         doc=options.doc,
         where=options.where,
         wants_ids=wants_ids or not is_one_file,
-        may_lack=options.may_lack,
+        may_lack=options.may_lack or _are_of_qrels(options, storage),
     )
     return on_scale_of(labels, options.label_map)
+
+
+def _are_of_qrels(options: JudgingOptions, storage: Storage) -> bool:
+    """Whether the qrels have the id columns that the user named, so that label files may have the usual ones: files of
+    `relabel combine` and `relabel audit` always do, whatever a team's gold calls them.
+    """
+    if options.qrels is None or (options.by is None and options.doc == DEFAULT_DOC):
+        return False
+    names: list[str] = []
+
+    def no_column(there: list[str]) -> list[str]:
+        names.extend(there)
+        return []
+
+    load_columns(options.qrels, no_column, storage)
+    return {options.by or "query_id", options.doc} <= set(names)
 
 
 def _open_ranking(path: str, options: JudgingOptions, storage: Storage) -> LabelSet:

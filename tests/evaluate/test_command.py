@@ -250,6 +250,19 @@ def test_where_judges_some_rows_of_a_file_and_another_column_can_be_the_query(
     assert found["figures"]["accuracy"]["value"] == 1.0
 
 
+def test_gold_with_other_id_columns_judges_labels_with_the_usual_ones(
+    relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    rows = [{"query_id": f"q{row % 5}", "doc_id": f"d{row}", "grade": row % 2} for row in range(20)]
+    gold = [{"qid": row["query_id"], "pid": row["doc_id"], "grade": row["grade"]} for row in rows]
+    call = ("evaluate", write_rows(rows), "--qrels", write_rows(gold, "gold.jsonl"))
+    found = relabel(*call, "--by", "qid", "--doc", "pid", "--output", "json").json
+    assert found["counts"]["judged"] == 20
+    assert found["figures"]["accuracy"]["value"] == 1.0
+    for typo in (("--by", "quid", "--doc", "pid"), ("--by", "qid", "--doc", "pd")):
+        relabel(*call, *typo).refused(3, f"no column `{typo[1] if typo[1] != 'qid' else typo[3]}`")
+
+
 def test_the_same_seed_gives_the_same_bytes(
     relabel: Callable[..., Any], write_rows: Callable[..., str], random_rows: Callable[..., LabelRows]
 ) -> None:

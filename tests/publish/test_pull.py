@@ -198,6 +198,7 @@ class GoingBack(RuleBasedStateMachine):
         self.seen_bad: dict[str, set[str]] = {}
         self.seen_moves: dict[str, int] = {}
         self.kept: list[str] = []
+        self.left_here: set[str] = set()
         self.held: dict[str, int] = dict.fromkeys(CHANNELS, 0)
 
     def teardown(self) -> None:
@@ -241,16 +242,22 @@ class GoingBack(RuleBasedStateMachine):
         if not self.kept or self.kept[0] != self.head[name]:
             self.held[name] = 0
         self.kept = [self.head[name], *(text for text in self.kept if text != self.head[name])][:KEEP]
+        self.left_here &= set(self.kept[1:])
         assert {path.name for path in (self.dest / ".versions").iterdir()} == {self.versions[one] for one in self.kept}
 
     def went_back(self, place: int) -> None:
-        self.kept = self.kept[place:]
+        if self.kept[place] in self.left_here:
+            self.kept.insert(0, self.kept.pop(place))
+        else:
+            self.left_here |= set(self.kept[:place])
+            self.kept = self.kept[place:] + self.kept[:place]
+        self.left_here.discard(self.kept[0])
         self.held |= self.seen_moves
 
     @precondition(lambda self: self.kept)
     @rule()
     def go_back(self) -> None:
-        seen_bad = set().union(*self.seen_bad.values())
+        seen_bad = self.left_here.union(*self.seen_bad.values())
         place = next((place for place, text in enumerate(self.kept) if place and text not in seen_bad), None)
         if place is None:
             with pytest.raises(ManifestError, match="keeps no version to go back to") as refused:
@@ -299,6 +306,63 @@ def test_no_rollback_goes_to_what_a_channel_left_by_a_rollback(bundles: dict[str
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_what_was_left_here_stays_and_is_one_step_away_without_the_store(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
+    version = ""
+    for text in ("one", "two", "three"):
+        version = publish_to(bundle_store, bundles[text]).version.at
+        pull_from(bundle_store, dest, keep=KEEP)
+    roll_back_in(dest)
+    assert served_text(dest) == "two"
+    held = pull_from(bundle_store, dest, keep=KEEP)
+    assert (held.is_held, served_text(dest)) == (True, "two")
+    assert pull_from(bundle_store, dest, keep=KEEP, lifts_hold=True).fetched_bytes == 0
+    assert served_text(dest) == "three"
+
+    roll_back_in(dest)
+    shutil.rmtree(tmp_path / "store")
+    roll_back_in(dest, version)
+    assert served_text(dest) == "three"
+    for text in ("two", "one"):
+        roll_back_in(dest)
+        assert served_text(dest) == text
+    with pytest.raises(ManifestError, match=rf"{version} \(this machine left it by a rollback\)"):
+        roll_back_in(dest)
+
+
+def test_a_rollback_taken_back_and_stopped_before_it_is_noted_forgets_no_version(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
+    version = ""
+    for text in ("one", "two", "three"):
+        version = publish_to(bundle_store, bundles[text]).version.at
+        pull_from(bundle_store, dest, keep=KEEP)
+    roll_back_in(dest)
+    note = (dest / ".pull.json").read_bytes()
+    roll_back_in(dest, version)
+    (dest / ".pull.json").write_bytes(note)
+    assert served_text(dest) == "three"
+    for text in ("two", "one"):
+        roll_back_in(dest)
+        assert served_text(dest) == text
+
+
+def test_what_was_left_here_gives_way_before_what_is_older(bundles: dict[str, Path], tmp_path: Path) -> None:
+    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
+    for text in ("one", "two", "three"):
+        publish_to(bundle_store, bundles[text])
+        pull_from(bundle_store, dest, keep=KEEP)
+    roll_back_in(dest)
+    publish_to(bundle_store, bundles["four"])
+    pull_from(bundle_store, dest, keep=KEEP)
+    for text in ("two", "one"):
+        roll_back_in(dest)
+        assert served_text(dest) == text
 
 
 def test_what_a_pointer_forgot_the_destination_remembers(
