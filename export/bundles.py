@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from relabel.export import puller
 from relabel.export.puller import AGAIN as FULL
@@ -34,7 +34,7 @@ from relabel.manifests.files import (
     translate_errors,
 )
 from relabel.manifests.process import check_interrupted
-from relabel.manifests.records import readable_json
+from relabel.manifests.records import differences, readable_json
 from relabel.manifests.store import LocalStore, sync_folder
 
 MANIFEST_NAME = MANIFEST
@@ -230,8 +230,20 @@ def put_back(folder: Path) -> None:
                 old.rename(folder)
 
 
+class Recipe(NamedTuple):
+    """What an export is made by.
+
+    Args:
+        digest: equal where it need not be made again.
+        options: those that a user gives, for messages.
+    """
+
+    digest: Any
+    options: Mapping[str, Any]
+
+
 def made_before(
-    target: Path, read: Callable[[Path], tuple[RecordT, Any]], recipe: Any, *, is_replacing: bool, what: str
+    target: Path, read: Callable[[Path], tuple[RecordT, Recipe]], recipe: Recipe, *, is_replacing: bool, what: str
 ) -> RecordT | None:
     """What is at a place already, if this very recipe made it; None where it may be made. Brings back what a kill
     within `switch` left next to the place.
@@ -247,13 +259,23 @@ def made_before(
         return None
     try:
         found, made_by = read(target)
+    except FileNotFoundError as exc:
+        missing = Path(exc.filename).name
+        raise StaleRunError(
+            f"{target}: holds something that is no {what}: there is no {missing}. Name another --to, or move it away."
+        ) from exc
     except (ManifestError, OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise StaleRunError(
             f"{target}: holds something that is no whole {what} ({exc}). Name another --to, or move it away."
         ) from exc
-    if made_by != recipe and not is_replacing:
-        raise StaleRunError(f"{target}: holds another {what}. Name another --to, or replace it with --replace.")
-    return found if made_by == recipe else None
+    if made_by.digest == recipe.digest:
+        return found
+    if not is_replacing:
+        changed = "; ".join(differences(made_by.options, recipe.options)) or "its student, its pairs or relabel changed"
+        raise StaleRunError(
+            f"{target}: holds another {what} ({changed}). Name another --to, or replace it with --replace."
+        )
+    return None
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from relabel.export.bundle_facts import (
     read_student_facts,
     render_bundle_card,
 )
-from relabel.export.bundles import Bundle, made_before, new_folder_for, open_bundle, seal_bundle
+from relabel.export.bundles import Bundle, Recipe, made_before, new_folder_for, open_bundle, seal_bundle
 from relabel.export.loader import DEFAULT_PRECISION, LEAST_ONNXRUNTIME, LOADER, STATIC, Encoder
 from relabel.export.parity import (
     PairSet,
@@ -109,19 +109,20 @@ def export_bundle(
     """
     record = read_student(path)
     digest = student_digest(path)
+    options = spec.model_dump(mode="json")
     recipe = digest_of(
         {
             "student": digest,
             "relabel": importlib.metadata.version("relabel-ir"),
             "provider": provider,
-            "spec": spec.model_dump(mode="json"),
+            "spec": options,
             "pairs": asdict(pairs) if pairs else None,
         }
     )
     existing = made_before(
         target,
         _opened,
-        recipe,
+        Recipe(recipe, options),
         is_replacing=is_replacing,
         what="bundle",
     )
@@ -359,10 +360,10 @@ def student_manifest(path: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_bytes()))
 
 
-def _opened(target: Path) -> tuple[Bundle, Any]:
+def _opened(target: Path) -> tuple[Bundle, Recipe]:
     """A bundle, and the recipe that it was made by."""
     bundle = open_bundle(target)
-    return bundle, bundle.facts.get("recipe")
+    return bundle, Recipe(bundle.facts.get("recipe"), bundle.facts.get("spec") or {})
 
 
 def pairs_to_compare(

@@ -25,6 +25,7 @@ from relabel.export.parity import PairSet, PairsFile, choose_rows, file_pairs, l
 from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import GateError, InputError, ManifestError
 from relabel.manifests.files import Storage
+from relabel.manifests.secrets import counted
 
 # B pairs, K grades
 
@@ -142,7 +143,7 @@ def check_folder(
                     pairs,
                 )
             )
-    report(f"loaded again and compared on {len(pairs)} pairs ({asked.source}), padded together")
+    report(f"loaded again and compared on {counted(len(pairs), 'pair')} ({asked.source}), padded together")
     for check in checks:
         report(str(check))
     return checks

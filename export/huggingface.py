@@ -34,7 +34,7 @@ from relabel.distill.students.model import (
 )
 from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student
 from relabel.export.bundle_facts import CARD_NAME, render_card
-from relabel.export.bundles import HUB_RECORD_NAME, made_before, new_folder_for
+from relabel.export.bundles import HUB_RECORD_NAME, Recipe, made_before, new_folder_for
 from relabel.export.exporting import Report, pairs_to_compare, student_manifest
 from relabel.export.hub_onnx import GRAPHS, GraphFile, folded_head, measure_graphs, write_graphs
 from relabel.export.hub_parity import (
@@ -519,7 +519,7 @@ def export_to_hub_folder(
     existing = made_before(
         target,
         _noted,
-        recipe,
+        Recipe(recipe, _options_in(recipe)),
         is_replacing=is_replacing,
         what="export for these libraries",
     )
@@ -684,7 +684,12 @@ class HubFolder:
     was_done: bool
 
 
-def _noted(target: Path) -> tuple[HubFolder, Any]:
+def _options_in(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user chose of a recipe."""
+    return {name: recipe.get(name) for name in ("form", "score", "licence", "precisions")}
+
+
+def _noted(target: Path) -> tuple[HubFolder, Recipe]:
     """A folder that was made before, and the recipe that it was made by."""
     recipe = json.loads((target / HUB_RECORD_NAME).read_bytes())
     library = str(recipe.pop("library"))
@@ -694,7 +699,7 @@ def _noted(target: Path) -> tuple[HubFolder, Any]:
     recipe.pop("compared_on", None)
     recipe.pop("parity", None)
     if checks is None or graphs is None:  # of a relabel that did not load what it wrote, or wrote no graph
-        return HubFolder(library, [], [], [], was_done=True), None
+        return HubFolder(library, [], [], [], was_done=True), Recipe(None, _options_in(recipe))
     made = HubFolder(
         library=library,
         checks=[LoadedBack(**check) for check in checks],
@@ -702,4 +707,4 @@ def _noted(target: Path) -> tuple[HubFolder, Any]:
         left_out=[],
         was_done=True,
     )
-    return made, recipe
+    return made, Recipe(recipe, _options_in(recipe))

@@ -7,7 +7,7 @@ and `audit.json`, written last. A killed audit goes on where its runs are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from relabel.manifests.metrics.metric import (
 from relabel.manifests.records import as_object, read_record, sealed_json
 from relabel.manifests.rows import pairs_by_number, rows_of_queries, scanned_queries
 from relabel.manifests.run_labels import open_run_labels, read_labels
+from relabel.manifests.secrets import counted
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.tables import STRUCT_KINDS
 
@@ -179,11 +180,14 @@ class AuditResult:
         return [verdict for verdict in self.gates if not verdict.has_passed]
 
 
-def audit(job: Job, options: AuditOptions) -> AuditResult | RunReport:
+def audit(
+    job: Job, options: AuditOptions, report_progress: Callable[[str], None] = lambda _: None
+) -> AuditResult | RunReport:
     """Change pairs of a job's input, have them labelled, and compare.
 
     Args:
         job: of `relabel run` or `relabel score`; its output is not touched.
+        report_progress: called with what is going to be asked.
     Returns:
         The result; the report of a run that was stopped before its end.
     Raises:
@@ -200,6 +204,10 @@ def audit(job: Job, options: AuditOptions) -> AuditResult | RunReport:
     everything = AskedPairs(job, asked_rows(targets, probes, judge), folder / LABELS)
     originals = [row for row in everything.rows if row.variant == ORIGINAL]
     once_more = AskedPairs(job.changed("engine", seed=job.spec.engine.seed + 1), originals, folder / AGAIN.name)
+    report_progress(
+        f"{counted(len(targets), 'pair')} as they are and changed, {counted(len(everything.rows), 'row')} in all, and "
+        f"{len(originals):,} once more for the judge's noise"
+    )
     for asked in (everything, once_more):
         asked.write()
         report = run_job(asked.job(), RunOptions())
@@ -653,7 +661,7 @@ def verdict_of(name: str, result: AuditResult) -> Paragraph:
     """By which probes a judge is fooled, or that none was shown to."""
     gates = "".join(f" A gate refuses it: {verdict}." for verdict in result.refused)
     fooled = "; ".join(f"{probe.probe} {moved_text(probe)}" for probe in result.probes if is_fooled_by(probe))
-    over = f"{result.rows:,} pairs of {result.queries:,} queries"
+    over = f"{counted(result.rows, 'pair')} of {result.queries:,} queries"
     if result.queries < FEWEST_QUERIES:
         return Paragraph(f"Whether {name} can be fooled is not known: {over} are too few.{gates}", "warn")
     if fooled:

@@ -45,7 +45,7 @@ from relabel.manifests.metrics.metric import (
 )
 from relabel.manifests.records import as_object
 from relabel.manifests.run_labels import open_run_labels, own_columns, read_labels
-from relabel.manifests.secrets import redacted_values
+from relabel.manifests.secrets import counted, redacted_values
 
 _MAP = re.compile(r"-?\d+=-?\d+(,-?\d+=-?\d+)*")
 WAYS = ("mean", "dawid-skene")
@@ -277,7 +277,7 @@ class Combined:
     def lines(self) -> list[str]:
         """The result for people."""
         counts = ", ".join(f"{count:,} of grade {grade}" for grade, count in enumerate(self.by_grade))
-        head = f"{self.output}: {self.pairs:,} pairs of {self.queries:,} queries by {self.by}: {counts}"
+        head = f"{self.output}: {counted(self.pairs, 'pair')} of {self.queries:,} queries by {self.by}: {counts}"
         figures = FIGURES if self.gold else {}
         rows: list[list[Cell]] = []
         for rated in self.labels:

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from relabel.manifests.forms import (
     RUN,
     TREC,
     Form,
+    file_columns,
     form_by_suffix,
     form_of,
     read_text,
@@ -43,7 +44,7 @@ from relabel.manifests.process import require
 from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels
 from relabel.manifests.secrets import counted, one_line, shortened
 from relabel.manifests.store import map_concurrent
-from relabel.manifests.tables import BrokenTexts, NeededColumn, is_score, reading, require_columns
+from relabel.manifests.tables import BrokenTexts, NeededColumn, is_score, own_column, reading, require_columns
 
 # ------------------------------------------------------------------------------
 # Which form a source or target has. A source may also be a run's output folder, whose form is `labels`.
@@ -127,6 +128,7 @@ class ConvertOptions:
     Args:
         by, doc, query: columns of query, document and the query's text of a table.
         queries: a table of query ids and texts, for a source that has only one of them.
+        columns_of_queries: its columns of ids and texts.
         index, template: of judgments for a search tool, see `Heading`; the template is a file.
         tag: of a run file's rows.
         duplicates: what becomes of a pair with several values.
@@ -140,6 +142,7 @@ class ConvertOptions:
     doc: str = "doc_id"
     query: str = "query"
     queries: str | None = None
+    columns_of_queries: tuple[str, str] = ("query_id", "query")
     index: str | None = None
     template: str | None = None
     grade: str | None = None
@@ -242,6 +245,30 @@ def open_source(
     )
 
 
+def with_columns_of_queries(
+    path: str, form: Form | None, queries: str, options: ConvertOptions, storage: Storage
+) -> ConvertOptions:
+    """Options that name the columns of the source and of the table of queries, which may be called otherwise in one of
+    the two: a file for a search tool has its own names whatever a team calls its columns.
+    """
+    if form is None:
+        names = ["query_id", "query"]
+    elif form is PARQUET:
+        names = open_tables(path, {}, storage, role="SOURCE").schema.names
+    else:
+        names = file_columns(path, storage, form)
+    names_of_queries = file_columns(queries, storage)
+    return replace(
+        options,
+        by=own_column(options.by, "query_id", names, names_of_queries),
+        query=own_column(options.query, "query", names, names_of_queries),
+        columns_of_queries=(
+            own_column(options.by, "query_id", names_of_queries, names),
+            own_column(options.query, "query", names_of_queries, names),
+        ),
+    )
+
+
 def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage: Storage) -> pa.Table:
     """A file that is read whole, as a table. Ids, all that a TREC file is made of, and columns with any text are text.
 
@@ -270,7 +297,7 @@ def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage
     table = pa.table(columns)
     if options.queries is None or not form.is_by_text or target.is_by_text:
         return table
-    queries = load_queries(options.queries, options.by, options.query, storage)
+    queries = load_queries(options.queries, *options.columns_of_queries, storage)
     return with_ids(table, path, queries, row_text=row_text_of(form))
 
 
@@ -378,7 +405,7 @@ def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOption
     with translate_polars_errors(source.path):
         rows = wanted.collect(engine="streaming")
     if target.wants_text and options.queries is not None:
-        queries = load_queries(options.queries, options.by, options.query, storage)
+        queries = load_queries(options.queries, *options.columns_of_queries, storage)
         rows = with_texts(polars, rows, options.queries, queries)
     if target.is_by_text:
         rows = rows.with_columns(id=polars.col("query_id"), query_id=polars.col("query"))
@@ -553,6 +580,8 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
     form = source_form(source, options.from_format, storage)
     to = target_form(target, options.to_format)
     check_options(source, form, to, options)
+    if options.queries is not None:
+        options = with_columns_of_queries(source, form, options.queries, options, storage)
     heading = heading_of(target, to, options, storage)
     inputs = (source, *filter(None, (options.queries, options.template)))
     check_free(target, inputs, storage, force=options.force)

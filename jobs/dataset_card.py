@@ -10,6 +10,7 @@ import pyarrow as pa
 import yaml
 
 from relabel.manifests.run_labels import RunLabels
+from relabel.manifests.secrets import counted
 
 CARD_NAME = "README.md"
 COLUMNS = {
@@ -70,7 +71,7 @@ def render_dataset_card(run: RunLabels, schema: pa.Schema, rows: int) -> str:
             "",
             f"# {run.plan.name}",
             "",
-            f"Relevance of documents to queries: {rows:,} pairs, graded 0 to {top} by a model. "
+            f"Relevance of documents to queries: {counted(rows, 'pair')}, graded 0 to {top} by a model. "
             "They are its judgments, not people's: measure them against some of yours.",
             "",
             "## Columns",

@@ -31,7 +31,7 @@ from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of
-from relabel.manifests.forms import FORMS, form_of, load_columns
+from relabel.manifests.forms import FORMS, file_columns, form_of
 from relabel.manifests.gold import (
     DEFAULT_GRADE,
     GOLD,
@@ -154,7 +154,7 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
     if not scale_notes and highest_gold < grades - 1:
         scale_notes = [f"labels go up to {grades - 1}, and no gold grade is above {highest_gold}: {TWO_SCALES}"]
     release_unused()
-    rows, counts, joined_by = _joined(sets, golds, grades)
+    rows, sizes, counts, joined_by = _joined(sets, golds, grades)
     sides.check()
     if not counts["judged"]:
         raise InputError(_nothing_judged(sets, golds, counts))
@@ -164,7 +164,7 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
         notes += labels.notes
     notes += scale_notes
     lexical_notes: list[str] = []
-    lexical = _lexical_of_judged(sets, rows, storage, lexical_notes)
+    lexical = _lexical_of_judged(sets, sizes, rows, storage, lexical_notes)
     counts["quarantined"] = sum(labels.num_quarantined or 0 for labels in sets)
     has_ranking = any(labels.kind == "ranking" for labels in sets)
     label_facts = [
@@ -219,9 +219,12 @@ def _exit_code(verdicts: Iterable[GateVerdict]) -> int:
     return int(Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE)
 
 
-def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.RecordBatch, Counter[str], set[str]]:
-    """The labels of all sets with their gold, counts, and how they were joined. Rows without gold are there only where
-    they may say something of their query, so that memory grows with what is judged, not with what is labelled.
+def _joined(
+    sets: Sequence[LabelSet], golds: Golds, grades: int
+) -> tuple[pa.RecordBatch, list[int], Counter[str], set[str]]:
+    """The labels of all sets with their gold, set by set, how many of them are of each, counts, and how they were
+    joined. Rows without gold are there only where they may say something of their query, so that memory grows with what
+    is judged, not with what is labelled.
     """
     counts = Counter(
         labels=0,
@@ -235,8 +238,10 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
     )
     joined_by: set[str] = set()
     parts = [no_labels()]
+    sizes = []
     is_labelled_P = np.zeros(0 if golds.pairs is None else len(golds.pairs.keys), dtype=bool)
     for labels in sets:
+        size = 0
         for part in labelled_parts(
             labels.parts(),
             counts,
@@ -252,12 +257,13 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
             if not labels.columns and not pc.all(is_judged).as_py():
                 joined = joined.filter(is_judged)
             parts.append(joined)
+            size += joined.num_rows
             if golds.pairs is not None and {"query_id", "doc_id"} <= set(part.schema.names):
                 pair_N = gold.pairs
                 if pair_N is None:
                     pair_N = golds.pairs.places(part["query_id"], part["doc_id"])
-                is_judged_N = is_judged.to_numpy(zero_copy_only=False)
-                is_labelled_P[pair_N[(pair_N >= 0) & is_judged_N]] = True
+                is_labelled_P[pair_N[pair_N >= 0]] = True
+        sizes.append(size)
     if golds.pairs is not None:
         is_graded_P = golds.pairs.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)
         counts.update(
@@ -266,7 +272,7 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
             qrels_in_conflict=golds.pairs.num_conflicts,
             qrels_without_label=int((is_graded_P & ~is_labelled_P).sum()),
         )
-    return put_together(parts), counts, joined_by
+    return put_together(parts), sizes, counts, joined_by
 
 
 def all_from_gold(qrels: str, count: int) -> str:
@@ -289,12 +295,20 @@ def _outside_mass_notes(rows: pa.RecordBatch) -> list[str]:
 
 
 def _lexical_of_judged(
-    sets: Sequence[LabelSet], rows: pa.RecordBatch, storage: Storage, notes: list[str]
+    sets: Sequence[LabelSet], sizes: Sequence[int], rows: pa.RecordBatch, storage: Storage, notes: list[str]
 ) -> np.ndarray | None:
-    """BM25 of the rows that have a gold grade: of one set alone, since row ids count from 0 in each."""
-    judged_ids = rows["row_id"].filter(rows[GOLD].is_valid()).to_numpy()
-    labels = sets[0] if len(sets) == 1 else None
-    return lexical_scores(labels, judged_ids, storage, notes)
+    """BM25 of the rows that have a gold grade.
+
+    Args:
+        sizes: how many of the rows are of each set; row ids count from 0 in each.
+    """
+    judged = []
+    start = 0
+    for labels, size in zip(sets, sizes, strict=True):
+        own = rows.slice(start, size)
+        judged.append((labels, own["row_id"].filter(own[GOLD].is_valid()).to_numpy()))
+        start += size
+    return lexical_scores(judged, storage, notes)
 
 
 def _count_notes(counts: Mapping[str, int], num_null: int, duplicates: Duplicates) -> list[str]:
@@ -418,14 +432,7 @@ def _are_of_qrels(options: JudgingOptions, storage: Storage) -> bool:
     """
     if options.qrels is None or (options.by is None and options.doc == DEFAULT_DOC):
         return False
-    names: list[str] = []
-
-    def no_column(there: list[str]) -> list[str]:
-        names.extend(there)
-        return []
-
-    load_columns(options.qrels, no_column, storage)
-    return {options.by or "query_id", options.doc} <= set(names)
+    return {options.by or "query_id", options.doc} <= set(file_columns(options.qrels, storage))
 
 
 def _open_ranking(path: str, options: JudgingOptions, storage: Storage) -> LabelSet:
@@ -540,7 +547,7 @@ class Golds:
         with_texts = 1 if sets[0].plan is None else 0
         row_ids = rows[with_texts].row_ids[matched_rows[with_texts]]
         judged_ids = row_ids[gold.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)]
-        return gold, lexical_scores(sets[with_texts], judged_ids, self._storage, notes)
+        return gold, lexical_scores([(sets[with_texts], judged_ids)], self._storage, notes)
 
 
 def _refuse_other_labels(sets: Sequence[LabelSet], options: JudgingOptions) -> None:
@@ -733,19 +740,21 @@ def run_pairs(
 
 
 def lexical_scores(
-    labels: LabelSet | None, row_ids: np.ndarray, storage: Storage, notes: list[str]
+    judged: Sequence[tuple[LabelSet, np.ndarray]], storage: Storage, notes: list[str]
 ) -> np.ndarray | None:
-    """BM25 of some rows of a run, float64 [N]; None where it can't be had, and why not among the notes.
+    """BM25 of some rows of runs, float64 [N]; None where it can't be had, and why not among the notes.
 
     Args:
-        labels: whose rows they are; None or a label file has no texts.
+        judged: runs with row ids of theirs; a label file has no texts.
     """
+    pairs: list[Pair] = []
     try:
-        if labels is None or labels.plan is None:
-            raise InputError("the texts of these labels are not known")
-        if len(row_ids) > MOST_LEXICAL:
+        if sum(len(row_ids) for _, row_ids in judged) > MOST_LEXICAL:
             raise InputError(f"of more than {MOST_LEXICAL:,} rows it would take long")
-        pairs = run_pairs(labels.where, labels.plan, storage, row_ids)
+        for labels, row_ids in judged:
+            if labels.plan is None:
+                raise InputError("the texts of these labels are not known")
+            pairs += run_pairs(labels.where, labels.plan, storage, row_ids)
     except (InputError, ManifestError) as exc:
         notes.append(f"no BM25 baseline: {exc}")
         return None

@@ -24,8 +24,8 @@ from relabel.manifests.budgets import BudgetState
 from relabel.manifests.errors import ConfigError, InputError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import QUARANTINE, table_bytes, table_of
-from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
-from relabel.manifests.records import plain, read_record, readable_json
+from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, load_plan
+from relabel.manifests.records import differences, plain, read_record, readable_json
 from relabel.manifests.run_labels import RunLabels, open_run_labels, read_labels
 from relabel.manifests.run_manifest import MANIFEST_NAME
 from relabel.manifests.specs import InputSpec, RoundsSpec

@@ -82,7 +82,8 @@ class Tracked:
             )
         pairs = self.judged.figures[AGREEMENT].over
         if self.pairs_before is not None and abs(pairs - self.pairs_before) > self.pairs_before / 10:
-            text += f"\n{pairs:,} pairs, and {self.pairs_before:,} at the look before: are they of the same file?"
+            now = counted(pairs, "pair")
+            text += f"\n{now}, and {self.pairs_before:,} at the look before: are they of the same file?"
         return text
 
     @property

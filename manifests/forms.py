@@ -182,6 +182,27 @@ def load_scores(path: str, choose: Choice, storage: Storage) -> dict[str, Column
     return form.read(path, choose, storage)
 
 
+def file_columns(path: str, storage: Storage, form: Form | None = None) -> list[str]:
+    """The columns of a file, none where it is empty.
+
+    Args:
+        form: of a file whose form is known.
+    Raises:
+        InputError: it can't be read.
+    """
+    names: list[str] = []
+
+    def no_column(there: list[str]) -> list[str]:
+        names.extend(there)
+        return []
+
+    if form is None:
+        load_columns(path, no_column, storage)
+    else:
+        form.read(path, no_column, storage)
+    return names
+
+
 NO_TEXT = {
     b"\x28\xb5\x2f\xfd": "is compressed by Zstandard, and text is wanted. Unpack it (`unzstd`).",
     b"PK\x03\x04": "is a ZIP archive (a spreadsheet is one), and text is wanted. Unpack it, or save the sheet as CSV.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import logging
 import re
@@ -39,6 +38,8 @@ from relabel.manifests.phi import PhiTable
 from relabel.manifests.process import WhenUsed
 from relabel.manifests.records import (
     canonical_json,
+    difference_text,
+    differing,
     digest_of,
     fields_of,
     plain,
@@ -1138,22 +1139,4 @@ def _changes(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
             if path.startswith("templates."):
                 yield f"{path}: another text than the planned one" + (f", {template_name(before)}" if before else "")
             else:
-                yield _phrase(path, before, after)
-
-
-def _phrase(path: str, before: Any, after: Any) -> str:
-    return f"{path}: was {json.dumps(before)}, is {json.dumps(after)}"
-
-
-def differences(was: Any, now: Any) -> Iterator[str]:
-    """What differs between two plain values, a phrase each, by the path of keys to it."""
-    return itertools.starmap(_phrase, differing(was, now))
-
-
-def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """What differs between two plain values: the path of keys to it, and both."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in sorted({*was, *now}):
-            yield from differing(was.get(key), now.get(key), f"{path}.{key}" if path else key)
-    elif was != now:
-        yield path, was, now
+                yield difference_text(path, before, after)

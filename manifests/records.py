@@ -3,11 +3,12 @@
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
@@ -47,6 +48,25 @@ def first_changed(folder: Path, digests: Mapping[str, str | None]) -> str | None
         (name for name, path, sha in wanted if not path.is_file() or (sha is not None and sha256_file(path) != sha)),
         None,
     )
+
+
+def difference_text(path: str, before: Any, after: Any) -> str:
+    """`engine.seed: was 7, is 8`."""
+    return f"{path}: was {json.dumps(before)}, is {json.dumps(after)}"
+
+
+def differences(was: Any, now: Any) -> Iterator[str]:
+    """What differs between two plain values, a phrase each, by the path of keys to it."""
+    return itertools.starmap(difference_text, differing(was, now))
+
+
+def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two plain values: the path of keys to it, and both."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted({*was, *now}):
+            yield from differing(was.get(key), now.get(key), f"{path}.{key}" if path else key)
+    elif was != now:
+        yield path, was, now
 
 
 def canonical_json(value: Any) -> bytes:

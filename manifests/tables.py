@@ -657,6 +657,13 @@ def id_column(named: str, usual: str, names: Collection[str]) -> str:
     return usual if named not in names and usual in names else named
 
 
+def own_column(named: str, usual: str, names: Collection[str], names_of_other: Collection[str]) -> str:
+    """The column of one of two files that an option names for both: the usual one in a file without that, if the other
+    file has it.
+    """
+    return id_column(named, usual, names) if named in names_of_other else named
+
+
 def read_parquet(parquet: PlainParquet, name: str) -> pa.ChunkedArray:
     """A column of an open file, of a plain type; call it within `reading`.
 

@@ -35,9 +35,8 @@ from relabel.manifests.errors import (
 from relabel.manifests.files import FileLock
 from relabel.manifests.labels import table_bytes
 from relabel.manifests.models import ResolvedModel
-from relabel.manifests.plan import differing
 from relabel.manifests.process import check_interrupted, require
-from relabel.manifests.records import LEFT_OUT, checked, digest_of, plain, read_record, readable_json
+from relabel.manifests.records import LEFT_OUT, checked, differing, digest_of, plain, read_record, readable_json
 from relabel.manifests.run_manifest import MANIFEST_NAME
 from relabel.manifests.specs import Spec
 from relabel.manifests.store import LocalStore, sync_folder

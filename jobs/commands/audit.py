@@ -149,6 +149,7 @@ def audit(
             own=own,
             seed=seed,
         ),
+        report_progress=note,
     )
     if isinstance(result, AuditResult):
         report_refused(result.gates)

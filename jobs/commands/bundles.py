@@ -364,7 +364,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
         wait = grace if grace_s < SETTLE_S else "a day"
         did = f"done. What is marked is deleted by the same command, {wait} or more after it was marked"
     elif deletes:
-        did = "done"
+        did = "done" if has_work else "nothing to do"
     return emit(
         Summary(
             f"{bundle_store.url}: {did}",
@@ -887,7 +887,7 @@ def _conformity_text(url: str, conformity: Conformity) -> str:
     if conformity.explained is not None:
         reason += f" (explains {conformity.explained:.1%} of the squared differences)"
     rows = [
-        ("asked", f"{conformity.pairs} pairs by {conformity.api}"),
+        ("asked", f"{counted(conformity.pairs, 'pair')} by {conformity.api}"),
         ("reason", reason),
         ("scores", conformity.scale),
         ("furthest", f"{conformity.max_difference:.2g} of a scale from 0 to 1"),

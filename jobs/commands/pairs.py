@@ -21,6 +21,7 @@ from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
+from relabel.manifests.secrets import counted
 
 page_options = together(
     click.option(
@@ -90,7 +91,7 @@ def chunk(
     )
     return emit(
         Summary(
-            f"Wrote {counts['pairs']:,} pairs with their chunks to {to}",
+            f"Wrote {counted(counts['pairs'], 'pair')} with their chunks to {to}",
             {
                 "output": to,
                 "pairs": counts["pairs"],
@@ -130,7 +131,7 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     )
     return emit(
         Summary(
-            f"Wrote {counts['pairs']:,} pairs with their trees to {to}",
+            f"Wrote {counted(counts['pairs'], 'pair')} with their trees to {to}",
             {
                 "output": to,
                 "pairs": counts["pairs"],
@@ -209,7 +210,7 @@ def similar(
     )
     return emit(
         Summary(
-            f"Wrote {counts['pairs']:,} pairs with their cosines to {to}",
+            f"Wrote {counted(counts['pairs'], 'pair')} with their cosines to {to}",
             {
                 "output": to,
                 "pairs": counts["pairs"],
@@ -304,7 +305,7 @@ def cited(
     rows = publish(frame, to, storage, source=docs)
     return emit(
         Summary(
-            f"Wrote {rows:,} pairs to {to}",
+            f"Wrote {counted(rows, 'pair')} to {to}",
             {
                 "output": to,
                 "pairs": rows,
@@ -366,7 +367,7 @@ def context(
     rows = publish(frame, to, storage, source=pairs_file)
     return emit(
         Summary(
-            f"Wrote {rows:,} pairs with up to {k} context documents to {to}",
+            f"Wrote {counted(rows, 'pair')} with up to {k} context documents to {to}",
             {
                 "output": to,
                 "pairs": rows,
@@ -504,7 +505,7 @@ def queries(
         )
     return emit(
         Summary(
-            f"Wrote {counts['pairs']:,} pairs of {counts['queries']:,} queries to {to}",
+            f"Wrote {counted(counts['pairs'], 'pair')} of {counts['queries']:,} queries to {to}",
             {
                 "output": to,
                 **rule,

@@ -259,7 +259,7 @@ class WorkerStatus:
         if self.is_stale:
             age = f"stale, last heard of {age}: it is gone, or its engine has been at one step since"
         lines = [
-            f"  {state.worker} ({age}): {state.pairs:,} pairs, {state.live.in_flight:,} in flight, "
+            f"  {state.worker} ({age}): {counted(state.pairs, 'pair')}, {state.live.in_flight:,} in flight, "
             f"{state.live.answers_text()} · {state.prompt_tokens / seconds:,.0f} prompt + "
             f"{state.output_tokens / seconds:,.0f} output tokens/s"
         ]

@@ -177,6 +177,7 @@ class _HeldOut:
     """
 
     def __init__(self, paths: Sequence[str], storage: Storage) -> None:
+        self.paths = paths
         self.texts = set[str]()
         self.ids = set[str]()
         self._with_word = defaultdict[str, list[frozenset[str]]](list)
@@ -236,6 +237,11 @@ def _documents(
         is_held_out = document["text"] in held_out.texts or str(document["doc_id"]) in held_out.ids
         if document["text"].strip() and not is_held_out:
             documents.append(document)
+    if distinct and not documents and held_out.paths:
+        raise InputError(
+            f"{path} (DOCS): none of its {counted(len(distinct), 'document')} is left: those with a text are all "
+            f"documents of --unlike {', '.join(held_out.paths)}. Give documents that are not held out."
+        )
     return documents, text_columns, source
 
 

@@ -77,7 +77,7 @@ class ThisRun:
         output = self.output_tokens
         hits = f"{self.cached_tokens / prompt:.0%} of prompt tokens" if prompt else "none"
         return [
-            ("this run", f"{self.pairs:,} pairs in {self.seconds:.1f} s, {self.pairs / seconds:,.1f} pairs/s"),
+            ("this run", f"{counted(self.pairs, 'pair')} in {self.seconds:.1f} s, {self.pairs / seconds:,.1f} pairs/s"),
             ("tokens", f"{prompt:,} in, {output:,} out, {(prompt + output) / seconds:,.0f} tokens/s"),
             ("prefix hits", hits),
             *self._kept_rows(),
@@ -95,7 +95,7 @@ class ThisRun:
         if not lost.requests and not lost.pairs:
             return []
         tokens = lost.prompt_tokens + lost.output_tokens
-        text = f"{lost.pairs:,} pairs, {lost.requests:,} asks, {tokens:,} tokens"
+        text = f"{counted(lost.pairs, 'pair')}, {lost.requests:,} asks, {tokens:,} tokens"
         if lost.cost is not None:
             text += f", {lost.cost:,.4f} in money"
         return [("discarded", text)]

@@ -3,6 +3,7 @@ second call.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def test_the_same_command_again_asks_nothing_and_gives_the_same_bytes(
     again = relabel("audit", job, "--rows", "8")
     assert again.out == first.out
     assert (folder / "out/measurements/ecom/audit/audit.json").read_bytes() == written
+    assert re.search(r"8 pairs as they are and changed, \d+ rows in all, and 8 once more", first.err)
     assert "direct asks" in first.err
     assert "direct asks" not in again.err
     elsewhere = relabel("audit", job, "--rows", "8", "--to", "elsewhere")

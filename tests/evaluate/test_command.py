@@ -211,6 +211,7 @@ def test_several_runs_are_judged_as_one_set_where_that_is_asked_for(
     assert found["counts"]["judged"] == 48
     assert found["counts"]["relabelled"] == 24
     assert any("together" in note for note in found["notes"])
+    assert not any("no BM25" in note for note in found["notes"]), "the texts of all runs are known"
     (folder / "linked").symlink_to("out/ecom")  # the rows of a set that is named twice would count twice
     relabel("evaluate", "--pool", "out/ecom", "linked", "--qrels", "pairs.parquet").refused(2, "twice")
 

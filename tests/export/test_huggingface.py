@@ -288,11 +288,15 @@ def test_the_same_again_is_nothing_to_do_and_nothing_else_is_replaced(
     assert relabel(*line).code == 0
     assert relabel(*line).code == 10
     assert relabel(*line, "--done-ok").code == 0
-    relabel(*line, "--licence", "MIT").refused(3, "hf: holds another export for these libraries", "--replace")
+    relabel(*line, "--licence", "MIT").refused(
+        3, 'hf: holds another export for these libraries (licence: was null, is "MIT")', "--replace"
+    )
     assert relabel(*line, "--licence", "MIT", "--replace").code == 0
     (folder / "mine").mkdir()
     (folder / "mine/thesis.txt").write_text("years of work")
-    relabel("export", str(student), "--to", "mine", "--format", "hf", "--replace").refused(3, "no whole export")
+    relabel("export", str(student), "--to", "mine", "--format", "hf", "--replace").refused(
+        3, "mine: holds something that is no export for these libraries: there is no "
+    )
     assert (folder / "mine/thesis.txt").is_file()
 
 

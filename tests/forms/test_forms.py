@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -211,6 +212,25 @@ def test_a_request_is_the_template_with_the_query_in_its_place(
         }
     ]
     assert found["metric"] == {"dcg": {"k": 10, "normalize": True}}
+
+
+def test_a_table_of_queries_may_call_its_columns_otherwise_than_the_source(
+    folder: Path, relabel: Callable[..., Any], convert: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    write_rows([{"qid": row["query_id"], "search": row["query"]} for row in ROWS], "queries.jsonl")
+    Path("gold.qrels").write_text("q1 0 a 2\nq1 0 b 0\nq2 0 a 1\n")
+    own = ("--queries", "queries.jsonl", "--by", "qid", "--query", "search")
+    convert("gold.qrels", "x.quepid.csv", *own)
+    convert("x.quepid.csv", "y.qrels", *own)
+    assert Path("y.qrels").read_text() == Path("gold.qrels").read_text()
+    pq.write_table(pa.table({"qid": ["q1"], "doc_id": ["a"], "grade": [2]}), "gold.parquet")
+    write_rows(ROWS, "usual.jsonl")
+    convert("gold.parquet", "z.quepid.csv", "--queries", "usual.jsonl", "--by", "qid")
+    assert Path("z.quepid.csv").read_text() == "query,docid,rating\noak table,a,2\n"
+    typo = ("--queries", "queries.jsonl", "--by", "quid", "--query", "search")
+    relabel("convert", "gold.qrels", "w.quepid.csv", *typo).refused(3, "gold.qrels: no column `quid`")
+    typo = ("--queries", "queries.jsonl", "--by", "qid", "--query", "serch")
+    relabel("convert", "gold.qrels", "w.quepid.csv", *typo).refused(3, "queries.jsonl: no column `serch`", "`search`")
 
 
 def test_texts_of_ids_come_from_a_table_of_queries(

@@ -140,6 +140,16 @@ def test_a_query_resembles_a_held_out_one_whatever_its_apostrophes(tmp_path: Pat
     assert {row["query"] for row in rows} == {"oak lamp"}
 
 
+def test_where_all_documents_are_held_out_that_is_what_it_says(docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_products(docs)
+    held = docs.with_name("held.parquet")
+    pq.write_table(pq.read_table(docs).append_column("query", pa.array(["oak lamp"] * len(PRODUCTS))), held)
+    with pytest.raises(SystemExit) as ended:
+        main(["pairs", "queries", str(docs), "--to", str(docs.with_name("none.parquet")), "--unlike", str(held)])
+    assert ended.value.code == 3
+    assert f"all documents of --unlike {held}" in capsys.readouterr().err
+
+
 def test_single_words_are_queries_on_request(docs: Path) -> None:
     write_products(docs)
     queries = {str(row["query"]) for row in made(docs, "--min-words", "1", "--max-words", "1")}

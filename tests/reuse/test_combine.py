@@ -178,6 +178,7 @@ def test_gold_that_anchored_a_file_does_not_judge_it(days: Days, by: str) -> Non
     assert "all 120 labels that it has a grade for are of queries whose gold went in" in said
     counts = judged_by(days, every)[1]["counts"]
     assert (counts["judged"], counts["from_gold"], counts["gold_null"]) == (120, 120, 0)
+    assert counts["qrels_without_label"] == 0, "what gold went into is labelled, too"
     right = [truth[row["query_id"], row["doc_id"]] == row["grade"] for row in rows if not row["from_gold"]]
     assert judged_by(days, every)[1]["figures"]["accuracy"]["value"] == pytest.approx(np.mean(right))
 
