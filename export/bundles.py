@@ -149,6 +149,13 @@ def open_bundle(folder: Path) -> Bundle:
     return Bundle(folder, facts, tuple(files))
 
 
+def kind_of(folder: Path) -> Any:
+    """What a folder's manifest says it is: `bundle`, `student`, `teacher`; None where none can be read."""
+    with suppress(OSError, ValueError, AttributeError, RecursionError):  # what reads the manifest reports its damage
+        return json.loads((folder / MANIFEST_NAME).read_bytes()).get("kind")
+    return None
+
+
 def _refuse_other_outputs(folder: Path) -> None:
     """
     Raises:
@@ -157,9 +164,7 @@ def _refuse_other_outputs(folder: Path) -> None:
     if absent := absence_of(folder):
         raise ManifestError(absent)
     path = folder / MANIFEST_NAME
-    kind = None
-    with suppress(OSError, ValueError, AttributeError, RecursionError):  # what reads the manifest reports its damage
-        kind = json.loads(path.read_bytes()).get("kind")
+    kind = kind_of(folder)
     if kind == "bundle":
         return
     from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME  # brings pyarrow, which a bundle does without

@@ -721,7 +721,7 @@ def _place(to: str) -> Path:
     "--require",
     multiple=True,
     metavar="GATE",
-    help="Exit 5 unless this holds: 'cpu.int8.1x128.p99_ms<=20'. Repeatable.",
+    help="Exit 5 unless this holds: 'cpu.int8.1xreplay.p99_ms<=20'. Repeatable.",
 )
 @click.option("--to", metavar="DIR", help="Write the results there, with a table and a plot.")
 @output_option

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from relabel.export import puller
-from relabel.export.bundles import translate_refusals
+from relabel.export.bundles import kind_of, open_bundle, translate_refusals
 from relabel.export.publishing import parse_address, trusted_keys
 from relabel.export.puller import Pulled, ServingFolder, ServingState, roll_back
 from relabel.jobs.commands.options import (
@@ -23,6 +23,7 @@ from relabel.jobs.transfers import TransferDisplay
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors
 from relabel.manifests.records import sha256_file
+from relabel.manifests.secrets import counted
 from relabel.manifests.store import LocalStore, open_bundle_store
 
 
@@ -209,6 +210,34 @@ def verify_destination(folder: Path, output: str) -> int:
         "exit_code": 0,
     }
     text = f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled."
+    return emit(TextResult(text, result), output)
+
+
+def is_bundle(target: str) -> bool:
+    """Whether a folder is a bundle."""
+    if "://" in target or not os.path.exists(os.path.join(target, puller.MANIFEST)):  # noqa: PTH110, PTH118 (see above)
+        return False
+    return bool(kind_of(Path(target)) == "bundle")
+
+
+def verify_bundle(folder: Path, output: str) -> int:
+    """Prove that a bundle is what was exported, byte for byte.
+
+    Raises:
+        ManifestError: it is not; names a file.
+    """
+    bundle = open_bundle(folder)
+    result = {
+        "bundle": str(folder),
+        "name": bundle.name,
+        "version": bundle.version,
+        "files": len(bundle.all_files),
+        "exit_code": 0,
+    }
+    text = (
+        f"{folder}: verified. Version {bundle.version} of {bundle.name}, "
+        f"{counted(len(bundle.all_files), 'file')} as exported."
+    )
     return emit(TextResult(text, result), output)
 
 

@@ -384,7 +384,7 @@ def status(target: str, live: bool, day: str | None, output: str) -> int:
 
 
 @click.command(epilog="Example: relabel verify out/ecom")
-@click.argument("target", metavar="JOB.YAML|OUTPUT|DEST")
+@click.argument("target", metavar="JOB.YAML|OUTPUT|BUNDLE|DEST")
 @date_option
 @log_option
 @output_option
@@ -393,13 +393,20 @@ def verify(target: str, day: str | None, output: str) -> int:
 
     Compares multisets of row ids with the plan, each file's sha256 with its receipt, each record (receipts, manifest,
     canary) with its own sha256, and each label with its own distribution.
-    Of a folder that bundles are pulled to, proves that the active version is what was pulled, byte for byte, without
-    network. Exits 3 at the first fault.
+    Of a bundle, proves that it is what was exported, and of a folder that bundles are pulled to, that the active
+    version is what was pulled, byte for byte, without network. Exits 3 at the first fault.
     """
-    from relabel.jobs.commands.pull import is_destination, verify_destination  # with rich and HTTP: not for a status
+    from relabel.jobs.commands.pull import (  # with rich and HTTP: not for a status
+        is_bundle,
+        is_destination,
+        verify_bundle,
+        verify_destination,
+    )
 
     if is_destination(target):
         return verify_destination(Path(target), output)
+    if is_bundle(target):
+        return verify_bundle(Path(target), output)
     folder, _ = _opened(target, day)
     return emit(verify_run(folder), output)
 

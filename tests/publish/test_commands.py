@@ -31,6 +31,14 @@ def store(tmp_path: Path, bundle: Callable[..., Path]) -> str:
     return str(tmp_path / "store")
 
 
+def test_a_bundle_is_verified_where_it_lies(relabel: Callable[..., Any], bundle: Callable[..., Path]) -> None:
+    folder = bundle("one")
+    found = relabel("verify", str(folder), "--output", "json")
+    assert (found.code, found.json["name"]) == (0, "ecom")
+    (folder / "README.md").write_text("# A MODEL CARD\n")
+    relabel("verify", str(folder)).refused(3, f"{folder}/README.md: is not what its manifest says")
+
+
 def test_a_bundle_goes_from_publish_to_pull_to_rollback_with_the_codes_of_the_table(
     relabel: Relabel, url: str, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
