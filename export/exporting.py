@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def export_bundle(
             "relabel": importlib.metadata.version("relabel-ir"),
             "provider": provider,
             "spec": options,
-            "pairs": asdict(pairs) if pairs else None,
+            "pairs": pairs.recipe() if pairs else None,
         }
     )
     existing = made_before(

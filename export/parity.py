@@ -16,7 +16,7 @@ beforehand, and documents whose scores differ by more than that must keep their 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,18 @@ class PairsFile:
         path: Parquet file, folder or glob.
         gold: column of trusted grades, if any.
         gold_map: brings them to the student's scale.
+        columns: by role, where they are called otherwise than those that the student was trained on.
     """
 
     path: str
     gold: str | None = None
     gold_map: dict[int, int] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def recipe(self) -> dict[str, Any]:
+        """What a bundle that was compared on it is made by; without columns as before they could be named."""
+        named = {"columns": dict(self.columns)} if self.columns else {}
+        return {"path": self.path, "gold": self.gold, "gold_map": self.gold_map, **named}
 
 
 def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int) -> tuple[PairSet, PairSet]:
@@ -153,7 +160,7 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, 
     Raises:
         InputError: the file can't be read, lacks a column, or its grades are off the scale.
     """
-    wanted = Columns(**columns).model_copy(update={"gold": source.gold, "context": None})
+    wanted = Columns(**{**columns, **source.columns}).model_copy(update={"gold": source.gold, "context": None})
     dataset = open_dataset(InputSpec(path=(source.path,), columns=wanted), storage)
     pairs = read_pairs(dataset, np.arange(dataset.rows))
     grade_N = np.full(len(pairs), NO_GRADE, dtype=np.int64)

@@ -953,10 +953,8 @@ def pull(
             f"{dest.folder}: holds {entry_name}, so it is a bundle, an output or a store. Pull to another folder.",
         )
     name, fetched = address.name, [0]
-    need(
-        (dest.state() or ServingState(name)).name == name,
-        f"{dest.folder}: holds another bundle; {name} needs a folder of its own.",
-    )
+    there = (dest.state() or ServingState(name)).name
+    need(there == name, f"{dest.folder}: the bundle {there} is pulled there; {name} needs a folder of its own.")
     version, pointer = find_wanted(store, address, trust)
     channel = pointer.body["channel"] if pointer else None
     sequence = pointer.body["moves"][-1]["sequence"] if pointer else None
@@ -1047,7 +1045,9 @@ def open_store(url: str, *, is_signed: bool) -> Store:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, pull, and report; the exit code."""
-    parser = argparse.ArgumentParser("pull.py", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    usage = "pull.py URL/NAME[@CHANNEL|@VERSION] DEST [options]\n       pull.py --rollback DEST [--to VERSION]"
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser("pull.py", usage, about, allow_abbrev=False)
     parser.add_argument("places", nargs="+", metavar="URL/NAME DEST")
     parser.add_argument("--key", action="append", default=[], help="public ed25519 key (PEM) that must have signed")
     parser.add_argument("--keep", type=int, default=3, help="versions that stay in DEST (3)")

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.evaluate import JudgingOptions, load_pairs, open_set, scale_of, with_columns_of_owner
+from relabel.jobs.evaluate import JudgingOptions, is_same_input, load_pairs, open_set, scale_of, with_columns_of_owner
 from relabel.jobs.sections import Cell, Paragraph, Remarks, Table, as_text
 from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
@@ -414,8 +414,10 @@ def combine_labels(
         notes=notes,
     )
     made_of = {name: getattr(result, name) for name in ("by", "judges", "gold", "gold_pairs")}
-    columns = {
-        "row_id": votes.row_ids,
+    columns = {}
+    if all(is_same_input(sets[0], other) for other in sets[1:]):
+        columns["row_id"] = votes.row_ids  # else it would count in one input for some rows, and in another for others
+    columns |= {
         "query_id": votes.query_ids.cast(pa.large_string()),
         "doc_id": votes.doc_ids.cast(pa.large_string()),
         "grade": grade_P,

@@ -989,7 +989,7 @@ def compare_named(
     for (name, labels), theirs in zip(list(named.items())[1:], gathered, strict=True):
         pair = (sets[0], labels)
         rows = (ours, theirs)
-        match = match_rows(ours, theirs, is_same_input=_is_same_input(*pair))
+        match = match_rows(ours, theirs, is_same_input=is_same_input(*pair))
         if not len(match.teacher):
             sides.check()
             raise InputError(_nothing_shared(rows, match))
@@ -1058,7 +1058,7 @@ def _teacher_of(named: Mapping[str, LabelSet]) -> str:
     return next(iter(named))
 
 
-def _is_same_input(teacher: LabelSet, student: LabelSet) -> bool:
+def is_same_input(teacher: LabelSet, student: LabelSet) -> bool:
     """Whether two runs labelled the same files, so that their rows have the same ids."""
     if teacher.plan is None or student.plan is None:
         return False

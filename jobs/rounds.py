@@ -51,6 +51,13 @@ def stop_reason(useful_tokens: int, *, is_sufficient: bool, num_rounds: int, lim
     return "rounds" if num_rounds >= limits.max_rounds else None
 
 
+OVER_TEXTS = {
+    "sufficient": "with sufficient documents",
+    "tokens": "with as many tokens as are allowed",
+    "rounds": "after the last round",
+    "failed": "failed",
+}
+"""Why searches are over, after their number."""
 TEXTS = pa.list_(pa.string())
 SAID = ["is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
 """The columns of a label of `review` that say something of its question."""
@@ -481,7 +488,7 @@ class RoundsReport:
 
     def lines(self) -> list[str]:
         """How it ended, the questions by what became of them, and the rounds."""
-        over = ", ".join(f"{count:,} {reason}" for reason, count in self.stopped.items())
+        over = ", ".join(f"{count:,} {OVER_TEXTS[reason]}" for reason, count in self.stopped.items())
         rows = [
             ("questions", f"{len(self.searches):,}, {self.num_open:,} open"),
             ("over", over or "none"),

@@ -4,6 +4,7 @@ joined to them, as arrays of targets and weights by head; and the train, dev and
 import base64
 import contextlib
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -268,7 +269,7 @@ class LabelTable:
     notes: Sequence[str] = ()
 
 
-def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
+def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool, key: str = "labels") -> LabelTable:
     """Read one source.
 
     Raises:
@@ -277,7 +278,7 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
         ConfigError: a label file without `pairs`.
     """
     if not _is_run(source.path):
-        return _load_file(source, storage)
+        return _load_file(source, storage, key)
     run = open_proven_run(source.path, storage, allow_over_limit=allow_over_limit or source.allow_over_limit)
     tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in run.manifest.labels]
     labels = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
@@ -296,7 +297,7 @@ def _is_run(path: str) -> bool:
     return Path(path).is_dir()
 
 
-def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
+def _load_file(source: LabelSource, storage: Storage, key: str) -> LabelTable:
     path = source.path
     try:
         data = read_whole(path, storage)
@@ -313,7 +314,8 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         has_texts = schema is not None and "query" in schema.names
         pairs = path if has_texts else "pairs.parquet"
         raise ConfigError(f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: {pairs}}}}}")
-    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
+    with in_words_of_the_spec(f"{key}.pairs"):
+        dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     notes: Sequence[str] = ()
     if schema is not None and "row_id" in schema.names:
         with reading(path):
@@ -374,6 +376,7 @@ def _labels_by_ids(path: str, dataset: Dataset, storage: Storage) -> tuple[pa.Ta
     columns = {name: batch[name] for name in ("grade", "probs") if name in batch.schema.names}
     columns |= {name: texts_of(batch[name]) for name in ("query_id", "doc_id")}
     columns["row_id"] = []
+    repeated: list[list[int]] = []
     for query, doc in zip(columns["query_id"], columns["doc_id"], strict=True):
         rows = rows_of.get((query, doc), [])
         if not rows:
@@ -382,13 +385,31 @@ def _labels_by_ids(path: str, dataset: Dataset, storage: Storage) -> tuple[pa.Ta
                 "they the right pairs?"
             )
         if len(rows) > 1:
-            raise InputError(
-                f"{path}: a label is of query {query}, document {doc}, which are rows {rows[0]} and {rows[1]} of the "
-                f"pairs ({files[0]}). Leave one out, or give labels as Parquet with `row_id`, the row of the pairs "
-                "from 0."
-            )
+            repeated.append(rows)
         columns["row_id"].append(rows[0])
+    _check_same_texts(repeated, path, dataset)
     return pa.table(columns), labels.notes
+
+
+def _check_same_texts(repeated: Sequence[Sequence[int]], path: str, dataset: Dataset) -> None:
+    """Pairs that occur several times, as in the inputs of two days, have to be the same texts.
+
+    Args:
+        repeated: the rows of each.
+    Raises:
+        InputError: some are not, so that it is not known which was labelled.
+    """
+    pairs = read_pairs(dataset, np.array(list(itertools.chain.from_iterable(repeated)), dtype=np.int64))
+    by_row = {pair.row_id: pair for pair in pairs}
+    for rows in repeated:
+        first = by_row[rows[0]]
+        for row in rows[1:]:
+            if (by_row[row].query, by_row[row].document) != (first.query, first.document):
+                raise InputError(
+                    f"{path}: a label is of query {first.query_id}, document {first.doc_id}, which are rows {rows[0]} "
+                    f"and {row} of the pairs ({dataset.files[0].path}), with other texts. Leave one out, or give "
+                    "labels as Parquet with `row_id`, the row of the pairs from 0."
+                )
 
 
 def _ids(files: list[str], column: str, storage: Storage) -> list[str]:
@@ -856,7 +877,10 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     Raises:
         InputError, ManifestError, ConfigError: a source is off, scales differ, or what is left can't be trained on.
     """
-    tables = [load_labels(source, storage, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
+    tables = []
+    for number, source in enumerate(spec.labels):
+        key = f"labels[{number}]"
+        tables.append(load_labels(source, storage, allow_over_limit=spec.allow_over_limit, key=key))
     sources = [table.about for table in tables if table.about is not None]
     refuse_twice(sources, key="labels")
     _refuse_labels_of_queries(spec, sources)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from relabel.jobs.commands.label import score_columns, score_job_of
+from relabel.jobs.commands.label import score_job_of
 from relabel.jobs.commands.options import (
+    columns_option,
     date_option,
     given_parameters,
     local_folder,
     log_option,
+    names_column_options,
     output_option,
     refuse_given,
     report_refused,
@@ -37,12 +40,7 @@ OF_MODELS = ("columns", "device", "precision", "api", "served_model", "api_key_e
     metavar="PAIRS",
     help="Parquet file, folder, glob or URL of pairs to change. Repeatable.  [default: the job's input]",
 )
-@click.option(
-    "--columns",
-    metavar="ROLE=COLUMN,...",
-    callback=score_columns,
-    help="Columns of --pairs other than those the student was trained on.",
-)
+@columns_option("Columns of --pairs other than those the student was trained on.")
 @click.option(
     "--colder",
     metavar="FILE",
@@ -139,18 +137,16 @@ def audit(
         job = job.changed("input", columns=Columns(), limit=None)
     elif is_job:
         gates += [parse_gate(name, f"<={bound}") for name, bound in job.spec.audit.require.items()]
-    result = audit_judge(
-        job,
-        AuditOptions(
-            to=str(folder),
-            rows=rows or job.spec.audit.rows,
-            gates=gates,
-            probes=probes,
-            own=own,
-            seed=seed,
-        ),
-        report_progress=note,
+    options = AuditOptions(
+        to=str(folder),
+        rows=rows or job.spec.audit.rows,
+        gates=gates,
+        probes=probes,
+        own=own,
+        seed=seed,
     )
+    with contextlib.nullcontext() if is_job else names_column_options():
+        result = audit_judge(job, options, report_progress=note)
     if isinstance(result, AuditResult):
         report_refused(result.gates)
         note(f"the audit is {folder / AUDIT_NAME}")

@@ -51,8 +51,10 @@ from relabel.jobs import logs
 from relabel.jobs.audit import failed_audits
 from relabel.jobs.commands.options import (
     Number,
+    columns_option,
     given_parameters,
     local_folder,
+    names_column_options,
     output_option,
     report_refused,
     sign_key_option,
@@ -420,6 +422,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     help="Where parity is tried.",
 )
 @click.option("--pairs", metavar="PATH", help="Parquet with pairs to compare on, instead of the student's test split.")
+@columns_option("Columns of --pairs other than those the student was trained on.")
 @click.option("--gold", metavar="COLUMN", help="Column of --pairs with trusted grades.")
 @click.option("--gold-map", metavar="MAP", help="Bring them to the student's scale: 0=0,1=1,2=1,3=2")
 @click.option("--logits", is_flag=True, help="Also raw logits, as outputs <head>_logits.")
@@ -443,6 +446,7 @@ def export(
     score: str,
     provider: str,
     pairs: str | None,
+    columns: dict[str, Any],
     gold: str | None,
     gold_map: str | None,
     overrides: tuple[str, ...],
@@ -467,29 +471,33 @@ def export(
             score,
             own["licence"],
             precisions=own["precisions"] if "precisions" in given_parameters() else None,
-            pairs=pairs,
+            pairs=None if pairs is None else PairsFile(pairs, columns=columns),
             is_replacing=replace,
             done_ok=done_ok,
             output=output,
         )
     from relabel.export.exporting import export_bundle
 
-    if pairs is None and (gold or gold_map):
-        raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
+    if pairs is None and (gold or gold_map or columns):
+        raise UsageError(
+            "--columns, --gold and --gold-map belong to --pairs; the student's test split has columns and grades of "
+            "its own."
+        )
     spec = validate_spec(ExportSpec, lay_over(own, overrides), where="the options")
-    source = None if pairs is None else PairsFile(pairs, gold, parse_map(gold_map, "--gold-map"))
+    source = None if pairs is None else PairsFile(pairs, gold, parse_map(gold_map, "--gold-map"), columns)
     storage = Storage()
     folder = Path(local_student(student, storage))
-    made, was_done = export_bundle(
-        folder,
-        _place(to),
-        spec,
-        storage,
-        pairs=source,
-        provider=provider,
-        is_replacing=replace,
-        report=lambda line: click.echo(line, err=True),
-    )
+    with names_column_options():
+        made, was_done = export_bundle(
+            folder,
+            _place(to),
+            spec,
+            storage,
+            pairs=source,
+            provider=provider,
+            is_replacing=replace,
+            report=lambda line: click.echo(line, err=True),
+        )
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
     return emit(ExportResult(made, was_done, code), output, code)
 
@@ -536,7 +544,7 @@ def _export_hf(
     licence: str | None,
     *,
     precisions: str | None,
-    pairs: str | None,
+    pairs: PairsFile | None,
     is_replacing: bool,
     done_ok: bool,
     output: str,
@@ -548,12 +556,24 @@ def _export_hf(
     Raises:
         UsageError: an option was given that a bundle alone has.
     """
-    fitting = {"student", "to", "form", "score", "precisions", "pairs", "licence", "replace", "done_ok", "output"}
+    fitting = {
+        "student",
+        "to",
+        "form",
+        "score",
+        "precisions",
+        "pairs",
+        "columns",
+        "licence",
+        "replace",
+        "done_ok",
+        "output",
+    }
     given = [option.opts[0] for name, option in given_parameters().items() if name not in fitting]
     if given:
         raise UsageError(
-            f"{given[0]} belongs to bundles; --format {form} takes --to, --precisions, --pairs, --licence, --replace "
-            "and --done-ok."
+            f"{given[0]} belongs to bundles; --format {form} takes --to, --precisions, --pairs, --columns, --licence, "
+            "--replace and --done-ok."
         )
     from relabel.export.huggingface import export_to_hub_folder
 
@@ -562,18 +582,19 @@ def _export_hf(
         wanted = validate_spec(ExportSpec, {"precisions": precisions}, where="the options").precisions
     target = _place(to)
     storage = Storage()
-    made = export_to_hub_folder(
-        Path(local_student(student, storage)),
-        target,
-        form,
-        score=score,
-        storage=storage,
-        pairs=None if pairs is None else PairsFile(pairs),
-        precisions=wanted,
-        licence=licence,
-        is_replacing=is_replacing,
-        report=lambda line: click.echo(line, err=True),
-    )
+    with names_column_options():
+        made = export_to_hub_folder(
+            Path(local_student(student, storage)),
+            target,
+            form,
+            score=score,
+            storage=storage,
+            pairs=pairs,
+            precisions=wanted,
+            licence=licence,
+            is_replacing=is_replacing,
+            report=lambda line: click.echo(line, err=True),
+        )
     code = Exit.NOTHING_TO_DO if made.was_done and not done_ok else Exit.DONE
     result = {
         "path": str(target),
@@ -657,6 +678,7 @@ def _place(to: str) -> Path:
 @click.option(
     "--pairs", metavar="PATH", help="Parquet with pairs to replay, instead of the lengths that the bundle records."
 )
+@columns_option("Columns of --pairs other than those the student was trained on.")
 @click.option(
     "--shapes",
     default="1xreplay,8xreplay,32xreplay,1x128,32x128,1x384",
@@ -726,7 +748,15 @@ def _place(to: str) -> Path:
 @click.option("--to", metavar="DIR", help="Write the results there, with a table and a plot.")
 @output_option
 @sigterm_ends()
-def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | None, output: str, **options: Any) -> int:
+def bench(
+    bundle: str,
+    pairs: str | None,
+    columns: dict[str, Any],
+    require: tuple[str, ...],
+    to: str | None,
+    output: str,
+    **options: Any,
+) -> int:
     """Measure a bundle's latency and throughput on this machine, and record it next to the bundle, which stays as it
     is.
 
@@ -741,13 +771,14 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     target = measurements_folder(folder) if to is None else local_folder(to, "--to")
     check_place(target)
     texts: Sequence[tuple[str, str]] | None = None
+    if pairs is None and columns:
+        raise UsageError("--columns belongs to --pairs, which is not given.")
     if pairs is not None:
         student = student_facts(opened)
-        texts = draw_pairs(
-            file_pairs(PairsFile(pairs), student.inputs.columns, Storage(), grades=student.grades),
-            MAX_ROWS,
-            seed=spec.seed,
-        )
+        source = PairsFile(pairs, columns=columns)
+        with names_column_options():
+            named = file_pairs(source, student.inputs.columns, Storage(), grades=student.grades)
+        texts = draw_pairs(named, MAX_ROWS, seed=spec.seed)
     facts, verdicts = bench_bundle(
         opened,
         spec,

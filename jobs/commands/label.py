@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,17 +10,18 @@ import click
 from relabel.jobs import logs
 from relabel.jobs.commands.options import (
     Command,
+    columns_option,
     date_option,
     given_parameters,
     job_options,
     log_option,
+    names_column_options,
     output_option,
     refuse_given,
     scored_model_options,
     together,
 )
 from relabel.jobs.output import Exit
-from relabel.manifests.errors import InputError
 from relabel.manifests.process import uncollected
 
 if TYPE_CHECKING:
@@ -200,23 +199,6 @@ def rounds(
     )
 
 
-ROLES = ("query_id", "query", "doc_id", "document")
-
-
-def score_columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, Any]:
-    """`query=text,document=title+body` as columns by role."""
-    columns: dict[str, Any] = {}
-    for item in text.split(",") if text else ():
-        role, _, column = (part.strip() for part in item.partition("="))
-        if not column or role not in ROLES or role in columns:
-            raise click.UsageError(
-                f"--columns {text}: `{item.strip()}` is not ROLE=COLUMN, or names a role twice. Write for instance "
-                f"query=text,document=title+body; roles are {', '.join(ROLES)}."
-            )
-        columns[role] = column.split("+") if role == "document" else column
-    return columns
-
-
 @click.command(epilog="Example: relabel score out/ecom-bert --input pairs.parquet --to out/scores --shard 3/64")
 @click.argument("student", metavar="STUDENT|BUNDLE|RERANKER")
 @click.option(
@@ -227,12 +209,7 @@ def score_columns(_context: click.Context, _option: click.Parameter, text: str |
     metavar="PAIRS",
     help="Parquet file, folder, glob or URL. Repeatable.",
 )
-@click.option(
-    "--columns",
-    metavar="ROLE=COLUMN,...",
-    callback=score_columns,
-    help="Columns other than those the student was trained on, say query=text,document=title+body.",
-)
+@columns_option("Columns other than those the student was trained on, say query=text,document=title+body.")
 @click.option("--to", required=True, metavar="DIR", help="Folder or URL that the scores go to.")
 @click.option("--name", metavar="NAME", help="Name of the run.  [default: the student's]")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Score the first N rows only.")
@@ -321,17 +298,6 @@ def score(
             event="advice",
         )
     return code
-
-
-@contextlib.contextmanager
-def names_column_options() -> Iterator[None]:
-    """A job's reader names the keys of its file, and here columns are an option's."""
-    try:
-        yield
-    except InputError as exc:
-        text = str(exc).replace("Name them in input.columns.document.", "Name them by --columns document=NAME+NAME.")
-        exc.args = (re.sub(r"input\.columns\.(\w+)", r"--columns \1=", text),)
-        raise
 
 
 def score_job_of(model: str, options: ScoreOptions, storage: Storage) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from relabel.jobs import logs
-from relabel.manifests.errors import UsageError
+from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.process import check_interrupted, forget_interruptions, on_signal
 
 if TYPE_CHECKING:
@@ -55,9 +56,44 @@ def refuse_given(given: Collection[str], names: Sequence[str], reason: str) -> N
     Raises:
         UsageError: one of `names` is given.
     """
+    parameters = given_parameters()
     for name in names:
         if name in given:
-            raise UsageError(f"--{name.replace('_', '-')}: {reason}")
+            raise UsageError(f"{parameters[name].opts[0]}: {reason}")
+
+
+ROLES = ("query_id", "query", "doc_id", "document")
+
+
+def columns_by_role(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, Any]:
+    """`query=text,document=title+body` as columns by role."""
+    columns: dict[str, Any] = {}
+    for item in text.split(",") if text else ():
+        role, _, column = (part.strip() for part in item.partition("="))
+        if not column or role not in ROLES or role in columns:
+            raise click.UsageError(
+                f"--columns {text}: `{item.strip()}` is not ROLE=COLUMN, or names a role twice. Write for instance "
+                f"query=text,document=title+body; roles are {', '.join(ROLES)}."
+            )
+        columns[role] = column.split("+") if role == "document" else column
+    return columns
+
+
+def columns_option(text: str) -> Callable[[Command], Command]:
+    """`--columns`, with its help."""
+    return click.option("--columns", metavar="ROLE=COLUMN,...", callback=columns_by_role, help=text)
+
+
+@contextlib.contextmanager
+def names_column_options() -> Iterator[None]:
+    """A job's reader names the keys of its file, and here columns are an option's."""
+    try:
+        yield
+    except InputError as exc:
+        text = str(exc).replace("Name them in input.columns.document.", "Name them by --columns document=NAME+NAME.")
+        text = text.replace("input.columns.gold", "--gold")
+        exc.args = (re.sub(r"input\.columns\.(\w+)", r"--columns \1=", text),)
+        raise
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:

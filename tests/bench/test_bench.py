@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from relabel.export import bench, parity
@@ -189,6 +190,19 @@ def test_pairs_of_a_file_are_replayed_as_requests_of_many_documents_and_mean_and
     assert {row["rows"] for row in model["open"]} == {100}
     assert [(slo["figure"], slo["slo_ms"]) for slo in model["slo"]] == [("mean", 150.0), ("p99", 150.0)]
     assert done.json["workload"]["from"] == "pairs"
+
+
+def test_pairs_to_replay_may_have_columns_of_their_own_names(
+    relabel: Callable[..., Any], bundle: Path, pairs_file: Path, tmp_path: Path, paced: Callable[[float], None]
+) -> None:
+    paced(0.001)
+    pq.write_table(pq.read_table(pairs_file).rename_columns({"query_id": "qid"}), tmp_path / "own.parquet")
+    line = ("bench", "bundle", *QUICK, "--shapes", "1xreplay", "--precisions", "fp32")
+    line += ("--pairs", str(tmp_path / "own.parquet"), "--seconds", "240")
+    refused = relabel(*line)
+    assert refused.code == 3
+    assert "no column `query_id` (--columns query_id=)" in refused.err
+    assert relabel(*line, "--columns", "query_id=qid").json["workload"]["from"] == "pairs"
 
 
 def test_a_missing_provider_is_refused(

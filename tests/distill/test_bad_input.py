@@ -193,11 +193,37 @@ def test_labels_without_row_ids_are_joined_by_query_and_document(tmp_path: Path,
     assert table.heads["relevance"].grades.tolist() == [pair["grade"] for pair in pairs[:100:-1]]
 
 
+def test_a_pair_of_two_days_with_the_same_texts_is_one(tmp_path: Path, pairs_file: Path) -> None:
+    pairs = make_pairs()
+    path = peoples_labels(tmp_path / "labels.csv", pairs)
+    pq.write_table(pa.Table.from_pylist(pairs[-3:]), tmp_path / "tuesday.parquet")
+    source = LabelSource(path=str(path), pairs={"path": [str(pairs_file), str(tmp_path / "tuesday.parquet")]})
+    table = load_labels(source, Storage(), allow_over_limit=False)
+    assert [pair.row_id for pair in table.pairs] == list(range(len(pairs) - 1, 100, -1))
+
+
+def test_columns_of_pairs_that_are_called_otherwise_are_named_by_their_key(
+    run: Callable[..., Any], tmp_path: Path, pairs_file: Path
+) -> None:
+    path = peoples_labels(tmp_path / "labels.csv", make_pairs())
+    pairs = pq.read_table(pairs_file).rename_columns({"query_id": "qid"})
+    pq.write_table(pairs, tmp_path / "own.parquet")
+    with pytest.raises(InputError, match=r"`labels\[0\].pairs.columns.query_id`"):
+        run(labels=labels(path, tmp_path / "own.parquet"))
+    source = LabelSource(
+        path=str(path), pairs={"path": [str(tmp_path / "own.parquet")], "columns": {"query_id": "qid"}}
+    )
+    assert load_labels(source, Storage(), allow_over_limit=False).pairs
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda pairs: pairs[:-1], "document d5, which the pairs .* do not have. Are they the right pairs"),
-        (lambda pairs: [*pairs, pairs[-1]], "document d5, which are rows 143 and 144 of the pairs .*`row_id`"),
+        (
+            lambda pairs: [*pairs, pairs[-1] | {"document": "another"}],
+            "document d5, which are rows 143 and 144 of the pairs .*, with other texts.*`row_id`",
+        ),
     ],
 )
 def test_labels_without_row_ids_whose_pairs_are_not_clear_are_refused(

@@ -348,5 +348,6 @@ def test_the_same_command_again_finds_the_bundle(relabel: Callable[..., Any], st
     assert relabel(*line, "--done-ok").code == 0
     relabel(*line, "--precisions", "fp23").refused(3, "precisions", "fp23")
     relabel(*line, "--gold", "grade").refused(2, "--pairs")
+    relabel(*line, "--columns", "query=text").refused(2, "--columns, --gold and --gold-map belong to --pairs")
     relabel(*line, "--provider", "cuda", "--replace").refused(4, "CUDAExecutionProvider")
     assert open_bundle(tmp_path / "bundle").version == first.json["version"]

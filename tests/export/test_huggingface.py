@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, BertTokenizerFast
 
@@ -366,6 +367,13 @@ def test_pairs_to_compare_on_may_be_named_and_are_made_where_the_own_are_gone(
     done = relabel("export", str(student), "--to", "named", "--format", "hf", "--pairs", str(graded_file))
     assert done.code == 0, done
     assert "24 of pairs.parquet" in done.err
+    own = graded_file.with_name("own.parquet")
+    pq.write_table(pq.read_table(graded_file).rename_columns({"query_id": "qid", "document": "text"}), own)
+    line = ("export", str(student), "--to", "own", "--format", "hf", "--pairs", str(own))
+    relabel(*line).refused(3, "--columns query_id=", "--columns document=")
+    done = relabel(*line, "--columns", "query_id=qid,document=text")
+    assert done.code == 0, done
+    assert "24 of own.parquet" in done.err
     shutil.copytree(student, "moved")
     manifest = json.loads(Path("moved/manifest.json").read_bytes())
     manifest["spec"]["labels"][0]["path"] = "gone.parquet"

@@ -161,6 +161,20 @@ def test_evaluate_a_cascade_and_distill_take_the_file(days: Days) -> None:
     assert examples.targets["relevance"][17] == pytest.approx(held[examples.names[17][1]], abs=1e-6)
 
 
+def test_labels_of_several_inputs_are_learned_by_their_ids(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows[:25], labeler={"name": "direct"})
+    days.run("tuesday", rows[15:], labeler={"name": "direct"}, engine={"seed": 8})
+    written(days, days.out("monday"), days.out("tuesday"))
+    combined = str(days.out("combined.parquet"))
+    assert "row_id" not in pq.read_schema(combined).names, "it would count in two inputs"
+    pairs = [str(days.folder / "monday.parquet"), str(days.folder / "tuesday.parquet")]
+    source = {"path": combined, "pairs": {"path": pairs}}
+    student = {"kind": "encoder", "model": "none"}
+    spec = DistillSpec.model_validate({"name": "s", "labels": [source], "student": student, "output": "o"})
+    assert len(load_examples(spec, Storage()).texts) == 40
+
+
 def judged_by(days: Days, gold: Path, *sets: Path | str) -> tuple[int, Any]:
     return days.call("evaluate", *(sets or (days.out("combined.parquet"),)), "--qrels", gold, "--resamples", "10")
 

@@ -37,6 +37,8 @@ class Grader:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit("usage: grader.py DEST QUERY DOCUMENT...")
     dest, query, *documents = sys.argv[1:]
     if Path(dest, "load.py").is_file():
         print(
