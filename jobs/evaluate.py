@@ -421,7 +421,7 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
         doc=options.doc,
         where=options.where,
         wants_ids=wants_ids or not is_one_file,
-        may_lack=options.may_lack or _are_of_qrels(options, storage),
+        may_lack=options.may_lack or (not is_run(path, storage) and _are_of_qrels(options, storage)),
     )
     return on_scale_of(labels, options.label_map)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +144,7 @@ def audit(
         own=own,
         seed=seed,
     )
-    with contextlib.nullcontext() if is_job else names_column_options():
+    with names_column_options(are_options=not is_job):
         result = audit_judge(job, options, report_progress=note)
     if isinstance(result, AuditResult):
         report_refused(result.gates)

@@ -487,7 +487,7 @@ def export(
     source = None if pairs is None else PairsFile(pairs, gold, parse_map(gold_map, "--gold-map"), columns)
     storage = Storage()
     folder = Path(local_student(student, storage))
-    with names_column_options():
+    with names_column_options(are_options=source is not None):
         made, was_done = export_bundle(
             folder,
             _place(to),
@@ -582,7 +582,7 @@ def _export_hf(
         wanted = validate_spec(ExportSpec, {"precisions": precisions}, where="the options").precisions
     target = _place(to)
     storage = Storage()
-    with names_column_options():
+    with names_column_options(are_options=pairs is not None):
         made = export_to_hub_folder(
             Path(local_student(student, storage)),
             target,

@@ -85,11 +85,17 @@ def columns_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def names_column_options() -> Iterator[None]:
-    """A job's reader names the keys of its file, and here columns are an option's."""
+def names_column_options(*, are_options: bool = True) -> Iterator[None]:
+    """A job's reader names the keys of its file, and here columns are an option's.
+
+    Args:
+        are_options: False where they are of a job, or of a student's own pairs.
+    """
     try:
         yield
     except InputError as exc:
+        if not are_options:
+            raise
         text = str(exc).replace("Name them in input.columns.document.", "Name them by --columns document=NAME+NAME.")
         text = text.replace("input.columns.gold", "--gold")
         exc.args = (re.sub(r"input\.columns\.(\w+)", r"--columns \1=", text),)
