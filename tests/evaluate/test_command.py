@@ -25,6 +25,15 @@ def test_another_query_column_of_a_run_is_refused(relabel: Callable[..., Any], r
     assert relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--by", "query_id").code == 0
 
 
+def test_a_run_is_judged_by_its_own_input_that_is_a_folder(
+    relabel: Callable[..., Any], run: Callable[..., None], folder: Path
+) -> None:
+    run()
+    (folder / "days").mkdir()
+    (folder / "pairs.parquet").rename(folder / "days/pairs.parquet")
+    assert relabel("evaluate", "out/ecom", "--qrels", "days", "--by", "query_id").code == 0
+
+
 def test_the_label_column_of_a_run_is_no_choice(relabel: Callable[..., Any], run: Callable[..., None]) -> None:
     run()
     refused = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet", "--label", "grad")
