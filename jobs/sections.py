@@ -577,14 +577,11 @@ def comparison_blocks(compared: ComparedStudent, result: ComparedSets) -> list[B
     teacher = compared.teacher
     student = compared.student
     facts: list[tuple[str, Cell]] = [
-        (
-            "labels",
-            f"{counts['teacher']:,} of the teacher, {counts['student']:,} of the student, {result.grades} grades",
-        ),
+        ("labels", f"{counts['teacher']:,} of {teacher}, {counts['student']:,} of {student}, {result.grades} grades"),
         ("matched", f"{counts['matched']:,} rows of {counts['queries']:,} queries, by {compared.matched_by}"),
         (
             "unmatched",
-            f"{counts['only_teacher']:,} of the teacher, {counts['only_student']:,} of the student, left out",
+            f"{counts['only_teacher']:,} of {teacher}, {counts['only_student']:,} of {student}, left out",
         ),
     ]
     gold = compared.against_gold
@@ -599,7 +596,7 @@ def comparison_blocks(compared: ComparedStudent, result: ComparedSets) -> list[B
     kinds = {labels["name"]: labels["kind"] for labels in result.sets}
     blocks: list[Block] = [
         *from_gold_texts(counts),
-        Facts(f"teacher {teacher} ({kinds[teacher]}), student {student} ({kinds[student]})", facts),
+        Facts(f"{student} ({kinds[student]}) against {teacher} ({kinds[teacher]})", facts),
         figures_table(f"{student} against {teacher}", compared.against_teacher, title=title),
         confusion_table(compared.confusion, teacher, student),
     ]
