@@ -715,12 +715,16 @@ def recipe_digest(parts: dict[str, Any]) -> bytes:
 
 def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
     """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that
-    changed.
+    changed. Of another labeler its name alone, since its other settings, its stages and templates follow from that.
     """
     names: dict[str, list[str]] = {}
     for path, *_ in differing(recipe_parts(was), recipe_parts(now)):
         part, _, name = path.partition(".")
         names.setdefault(part, []).append(name or part)
+    if "name" in names.get("labeler", ()):
+        names["labeler"] = ["name"]
+        for part in ("stages", "templates"):
+            names.pop(part, None)
     return names
 
 
