@@ -214,11 +214,33 @@ def _failed(exc: Exception) -> int:
     lines = "".join(traceback.format_exception(exc))
     if not is_json():
         click.echo(lines, err=True, nl=False)
-    said = (
+    theirs = _line_of_a_plugin(exc)
+    message = (
         "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above."
     )
-    _report_error(said, "crash", error=type(exc).__name__, traceback=lines)
+    if theirs:
+        message = (
+            f"relabel: this is a fault of {theirs}, a labeler or engine that is no part of relabel. Committed work is "
+            "safe: once it is mended, the same command goes on."
+        )
+    _report_error(message, "crash", error=type(exc).__name__, traceback=lines)
     return int(Exit.OUR_FAULT)
+
+
+def _line_of_a_plugin(exc: Exception) -> str:
+    """`FILE:LINE` of a labeler or engine of somebody else that raised an error; empty where it was relabel."""
+    from importlib.metadata import entry_points  # reads every package's facts, for a crash alone
+
+    packages = set()
+    for group in ("relabel.labelers", "relabel.engines"):
+        packages |= {entry.module.partition(".")[0] for entry in entry_points(group=group)}
+    for frame, line in reversed(list(traceback.walk_tb(exc.__traceback__))):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == "relabel":
+            return ""
+        if package in packages:
+            return f"{frame.f_code.co_filename}:{line}"
+    return ""
 
 
 def _report_error(message: str, event: str, **fields: Any) -> None:

@@ -389,6 +389,10 @@ def combine_labels(
         judges = _instructions(sets[0], grades, options, storage)
     votes = Votes.of(judges, grades)
     del judges
+    if votes.grade_JPK.any(2).sum(0).max(initial=0) < 2:
+        notes.append(
+            "no pair has labels of two judges, so that nothing was combined. Do the ids mean the same things in all?"
+        )
     query_P, queries = codes_of(votes.query_ids)
     gold_P = np.full(len(query_P), -1)
     if gold is not None:

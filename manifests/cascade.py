@@ -212,6 +212,11 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
     loss_KK = np.array(spec.loss or 1 - np.eye(grades), dtype=np.float64)
     if loss_KK.shape != (grades, grades):
         raise ConfigError(f"{where}: `cascade.loss` has {len(loss_KK)} rows; {grades} grades want {grades} of {grades}")
+    if spec.alpha >= loss_KK.max():
+        raise ConfigError(
+            f"{where}: `cascade.alpha` is {spec.alpha:g}, and no label costs more than {loss_KK.max():g}, so that all "
+            "cheap labels would do. Write 5 % as 0.05."
+        )
     cheap_sets = []
     for path in spec.cheap:
         key = f"{where}: `cascade.cheap`"

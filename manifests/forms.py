@@ -133,14 +133,19 @@ SHARED_SUFFIXES = (".json", ".csv")
 """Of names whose form shows inside."""
 
 
+JOB_SUFFIXES = (".yaml", ".yml")
+
+
 def form_of(path: str, forms: Sequence[Form], storage: Storage) -> Form | None:
     """The form among these of a file, by its suffix; where several forms share that, by the names at its top.
 
     Raises:
-        InputError: the file can't be read, or names nothing that a form of its suffix would.
+        InputError: the file can't be read, is a job, or names nothing that a form of its suffix would.
     """
     form = form_by_suffix(path, forms)
     suffix = PurePosixPath(name_of(path)).suffix
+    if suffix in JOB_SUFFIXES:
+        raise InputError(f"{path}: a job file, which holds no labels. Name the folder that its `output` says.")
     if suffix not in SHARED_SUFFIXES or (form is not None and form.marks):
         return form
     marked = [one for one in forms if one.marks]

@@ -167,6 +167,10 @@ def _job_of_model(target: str, pairs: tuple[str, ...], columns: dict[str, Any], 
     from relabel.jobs.score import ScoreOptions
     from relabel.manifests.files import Storage
 
+    if Path(target, "plan.json").is_file():
+        raise UsageError(
+            f"{target}: the output of a run. Name the job file, whose judge is asked: relabel audit JOB.YAML"
+        )
     if not pairs:
         raise UsageError(f"{target} names no pairs: give some with --pairs.")
     unused = str(Path.cwd() / "unused")

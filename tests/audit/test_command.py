@@ -150,6 +150,9 @@ def test_what_can_not_be_audited_is_refused_before_anything_is_asked(
     relabel("audit", job, "--precision", "int8").refused(2, "--precision", "is a job")
     relabel("audit", "absent", "--pairs", "pairs.parquet").refused(3, "absent")
     relabel("audit", "absent").refused(2, "--pairs")
+    (folder / "made/labels").mkdir(parents=True)
+    (folder / "made/labels/plan.json").write_text("{}")
+    relabel("audit", "made/labels").refused(2, "made/labels: the output of a run. Name the job file")
     assert not (folder / "out").exists()
 
 

@@ -431,6 +431,13 @@ def test_grades_that_can_not_judge_are_refused_with_the_place_and_the_option(
     judged(qrels, *arguments, name=name).refused(code, *parts)
 
 
+def test_a_job_file_in_place_of_its_output_is_said_to_be_one(
+    relabel: Callable[..., Any], run: Callable[..., None], folder: Path
+) -> None:
+    run()
+    relabel("evaluate", "job.yaml", "--qrels", "pairs.parquet").refused(3, "job.yaml: a job file", "`output`")
+
+
 def test_files_that_are_not_there_or_are_no_run(
     judged: Callable[..., Any], relabel: Callable[..., Any], folder: Path
 ) -> None:

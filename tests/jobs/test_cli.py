@@ -1,6 +1,7 @@
 """What holds for every command: light help, one JSON object, stdout for results alone, one table of exit codes."""
 
 import errno
+import importlib.metadata
 import os
 import pickle
 import shutil
@@ -519,6 +520,19 @@ def test_any_error_at_all_ends_as_a_code_and_one_object(
     assert done.json == {"error": name, "message": str(error) or said, "exit_code": code}
     assert said in done.err
     assert relabel("plan", "job.yaml").out == ""
+
+
+def test_a_fault_of_another_package_is_no_fault_of_relabel(
+    relabel: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "their_package.py").write_text("def label(*_, **__):\n    return {}['score']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = importlib.metadata.EntryPoint("theirs", "their_package:label", "relabel.labelers")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [theirs])
+    monkeypatch.setattr("relabel.jobs.job.load_job", theirs.load())
+    done = relabel("plan", "job.yaml")
+    assert done.code == 1
+    assert f"this is a fault of {tmp_path}/their_package.py:2, a labeler or engine that is no part of" in done.err
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])

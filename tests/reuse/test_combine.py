@@ -161,6 +161,12 @@ def test_evaluate_a_cascade_and_distill_take_the_file(days: Days) -> None:
     assert examples.targets["relevance"][17] == pytest.approx(held[examples.names[17][1]], abs=1e-6)
 
 
+def test_judges_that_share_no_pair_are_not_combined_in_silence(days: Days) -> None:
+    first = judge(days, "a", {("q", "x"): 0, ("q", "y"): 2})
+    second = judge(days, "b", {("q-1", "x"): 0, ("q-1", "y"): 1})
+    assert any("no pair has labels of two judges" in note for note in written(days, first, second)[0]["notes"])
+
+
 def test_labels_of_several_inputs_are_learned_by_their_ids(days: Days) -> None:
     rows = rows_of(8, 5)
     days.run("monday", rows[:25], labeler={"name": "direct"})

@@ -511,6 +511,7 @@ def test_what_cannot_be_certified_is_refused(asked: Asked) -> None:
         assert not Path(days.out("refused")).exists()
 
     refused("30 calibration queries", "at least 49", alpha=0.02)
+    refused("`cascade.alpha` is 5, and no label costs more than 1", "0.05", alpha=5)
     refused("labelled otherwise than this job labels: labeler (name). Label", job={"labeler": {"name": "umbrela"}})
     refused("4 grades", "labeler 3", job={"labeler": {"name": "r3a"}}, cheap=str(days.out("truth")))
     strangers = days.folder / "strangers.parquet"
