@@ -110,7 +110,7 @@ def render_hub_card(
         max_tokens=record.max_tokens,
         left_out=[name for name in record.heads if name != HEAD],
         licence=licence,
-        graphs=[(graph.precision, Path(graph.path).name) for graph in graphs],
+        graphs=graphs,
     )
 
 

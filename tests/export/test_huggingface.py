@@ -405,6 +405,7 @@ def test_the_folder_holds_the_students_own_graph(
     assert done.code == 0, done
     is_whole = done.json["library"] == "transformers"
     path = folder / "out" / ("onnx/model.onnx" if is_whole else "0_Transformer/onnx/model.onnx")
+    assert f"`{path.relative_to(folder / 'out')}` is this student's graph" in (folder / "out/README.md").read_text()
     assert done.json["graphs"] == {str(path.relative_to(folder / "out")): sha256_file(path)}
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = {one.name for one in session.get_inputs()}
