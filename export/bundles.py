@@ -142,7 +142,7 @@ def open_bundle(folder: Path) -> Bundle:
             facts, files = puller.read_manifest(path.read_bytes(), str(path))
             fault = fault_among(folder, files, follows=True)
             if fault:
-                raise ManifestError(f"{fault}. Export, seal or pull the bundle again.")
+                raise ManifestError(f"{fault}. Export or pull the bundle again.")
     except RelabelError:
         _refuse_other_outputs(folder)
         raise

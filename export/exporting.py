@@ -615,6 +615,11 @@ def refusal_text(refused: Sequence[ModelParity], advice: str) -> str:
             before = np.round(np.array(row["student"], dtype=float), 3)
             after = np.round(np.array(row["model"], dtype=float), 3)
             lines.append(f"    {where}: {before} became {after}")
+    if any(model.figures[0].judged_by == "student" for model in refused):
+        lines.append(
+            "  F1 and nDCG are by the student's own grades, for want of others, so that each changed grade is a loss: "
+            "--gold COLUMN names trusted ones of --pairs."
+        )
     return "\n".join([*lines, f"  {advice}"])
 
 

@@ -54,6 +54,7 @@ TOLERANCE = 1e-6
 """EM ends where no probability moves by more."""
 FOLDS = 5
 """Of gold queries: each is measured by labels that the other folds anchored."""
+SAME_IDS = "its labels are taken as they are. Do the ids mean the same things in all?"
 FIGURES = {"auc": "AUC, mean of cuts", "kappa": "Cohen kappa", "kappa_quadratic": "quadratic kappa"}
 
 
@@ -106,6 +107,13 @@ class Votes:
             probs_JPK=probs_JPK / num_labels_JPK,
             is_from_gold_JP=is_from_gold_JP,
         )
+
+
+def _alone(votes: Votes) -> list[str]:
+    """Judges whose labels are combined with nobody's."""
+    has_label_JP = np.asarray(votes.grade_JPK.any(axis=2))
+    is_shared_P = has_label_JP.sum(0) > 1
+    return [name for name, own_P in zip(votes.names, has_label_JP, strict=True) if not (own_P & is_shared_P).any()]
 
 
 def _distributions(judge: Labelled, grades: int) -> np.ndarray:
@@ -389,10 +397,7 @@ def combine_labels(
         judges = _instructions(sets[0], grades, options, storage)
     votes = Votes.of(judges, grades)
     del judges
-    if votes.grade_JPK.any(2).sum(0).max(initial=0) < 2:
-        notes.append(
-            "no pair has labels of two judges, so that nothing was combined. Do the ids mean the same things in all?"
-        )
+    notes += [f"{name} shares no pair with another judge: {SAME_IDS}" for name in _alone(votes)]
     query_P, queries = codes_of(votes.query_ids)
     gold_P = np.full(len(query_P), -1)
     if gold is not None:

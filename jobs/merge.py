@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.jobs.output import Exit, values_table
-from relabel.jobs.run.canary import load_results
 from relabel.manifests import failpoints
+from relabel.manifests.canaries import load_results
 from relabel.manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage, place_of
 from relabel.manifests.labels import ANSWERS, QUARANTINE, pair_codes, table_bytes

@@ -93,6 +93,7 @@ class PlanResult:
     variables: Mapping[str, str]
     template_day: str | None
     budget: BudgetState | None
+    canary: int
     shard_rows: list[int]
     seconds: float
 
@@ -120,6 +121,7 @@ class PlanResult:
             "variables": dict(self.variables),
             "template_day": self.template_day,
             "budget": plain(self.budget),
+            "canary": self.canary,
             "shard_rows": self.shard_rows,
             "seconds": round(self.seconds, 3),
         }
@@ -142,6 +144,8 @@ class PlanResult:
         ]
         if self.budget is not None:
             rows.append(("budget", self.budget.text))
+        if self.canary:
+            rows.append(("canary", f"up to {self.canary:,} labelled rows are asked again first, beyond this estimate"))
         rows.append(("fingerprint", self.fingerprint[:16]))
         when = "planned" if self.was_planned_now else "planned earlier"
         head = f"{self.name}: {when}, {self.output}/plan.json"
@@ -194,6 +198,7 @@ def plan_result(opened: OpenRun, estimate: Estimate, *, seconds: float) -> PlanR
         variables=opened.job.variables,
         template_day=next(iter(day_of(spec.engine.chat_template_kwargs).values()), None),
         budget=budget_so_far(opened),
+        canary=opened.job.spec.canary,
         shard_rows=[shard.rows for shard in plan.shards],
         seconds=seconds,
     )

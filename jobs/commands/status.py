@@ -493,7 +493,7 @@ def _check_side_records(folder: RunFolder) -> None:
                 "copy, or remove it: no label depends on it."
             )
     from relabel.jobs.job import read_auto
-    from relabel.jobs.run.canary import load_results  # with the run loop, which a status does without
+    from relabel.manifests.canaries import load_results
 
     load_results(folder.store)
     list(folder.lost_receipts())

@@ -17,6 +17,7 @@ from relabel.manifests.asks import (
     most_prompt_tokens,
 )
 from relabel.manifests.budgets import BudgetState, Limits
+from relabel.manifests.canaries import load_results
 from relabel.manifests.plan import Receipt
 from relabel.manifests.run_folder import Tally
 from relabel.manifests.specs import EngineArgs, EngineSpec, PaidByToken, price_of
@@ -205,7 +206,8 @@ def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | 
 
 
 def spent_so_far(opened: OpenRun, tallies: Sequence[Tally]) -> Charge:
-    """What receipts hold, those of work that another worker committed first included; of all rounds of a search.
+    """What receipts hold, those of work that another worker committed first included, and what canaries took; of all
+    rounds of a search.
 
     Args:
         tallies: of these rounds.
@@ -214,6 +216,8 @@ def spent_so_far(opened: OpenRun, tallies: Sequence[Tally]) -> Charge:
     charges = [charge_of(args, *tally.tokens) for tally in tallies]
     for folder in (opened.folder, *other_rounds(opened.job)):
         charges.append(charge_of_receipts(args, folder.lost_receipts()))
+        for canary in load_results(folder.store):
+            charges.append(charge_of(args, canary.prompt_tokens, canary.output_tokens))
     return _sum(charges)
 
 

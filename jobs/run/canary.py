@@ -1,11 +1,12 @@
 """The canary: labelled rows asked again and compared before new labels are added to an output."""
 
 import itertools
+import logging
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,73 +16,22 @@ from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.manifests.asks import Engine, EngineFacts
+from relabel.manifests.canaries import CANARY_FOLDER, CanaryResult, load_results
 from relabel.manifests.errors import GateError, LockHeldError
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow, label_rows
 from relabel.manifests.plan import FileRef, Receipt
-from relabel.manifests.records import digest_of, read_record, sealed_json
+from relabel.manifests.records import digest_of, sealed_json
 from relabel.manifests.reuse import RowPlace
 from relabel.manifests.run_labels import read_labels
 from relabel.manifests.run_manifest import engine_identity
 from relabel.manifests.store import Lock, Store
 
-CANARY_FOLDER = "canary"
+logger = logging.getLogger(__name__)
+
 LOCK_RETRY_S = 0.5
 """Pause between two tries to take a lock that is waited for, seconds."""
 _FLOOR = 1e-6
 """Least probability in a KL divergence: distributions are kept as float32, and an engine may round a small one to 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryResult:
-    """The result of asking labelled rows again.
-
-    Args:
-        engine: identity of the engine that was asked now.
-        rows: rows asked again, of which `own` were labelled in this output and the others in reused ones.
-        flips: rows whose grade changed, or for which there is no label now (`unreadable` of them).
-        flip_rate, low, high: share of flips, and its 95 % interval (Wilson).
-        mean_kl: mean of KL(old ‖ new) over rows with both distributions, nats; None where no row has both.
-        wanted: rows that the spec asked for; fewer were known if `rows` is below it.
-    """
-
-    engine: dict[str, str]
-    rows: int
-    own: int
-    flips: int
-    unreadable: int
-    flip_rate: float
-    low: float
-    high: float
-    mean_kl: float | None
-    max_flip_rate: float
-    wanted: int = 0
-
-    @property
-    def text(self) -> str:
-        """In a line."""
-        kl = "" if self.mean_kl is None else f", mean KL {self.mean_kl:z.4f} nats"
-        return (
-            f"{self.flips:,} of {self.rows:,} grades flipped: {self.flip_rate:.1%} "
-            f"(95 % interval {self.low:.1%} to {self.high:.1%}){kl}; limit {self.max_flip_rate:.1%}"
-        )
-
-
-def load_results(store: Store) -> list[CanaryResult]:
-    """The canaries of an output, in name order.
-
-    Raises:
-        ManifestError: a result is damaged.
-    """
-    return [
-        read_record(
-            CanaryResult,
-            store.read(name),
-            f"{store.root}/{name}",
-            "not a canary's result",
-            "Restore it from a copy, or move it away to have it asked again.",
-        )
-        for name in store.names(CANARY_FOLDER)
-    ]
 
 
 def has_passed(store: Store, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
@@ -194,13 +144,21 @@ def _ask_again(
         allowance=session.allowance,
     )
     if asked.left:
+        if session.allowance is not None and session.allowance.is_spent:
+            logger.warning("the budget has no room for the canary, which asks %s labelled rows again", len(sample.rows))
         return None
-    return compare(
+    result = compare(
         sample.rows,
         asked.rows,
         asdict(facts),
         spec.max_flip_rate,
         wanted=spec.canary,
+    )
+    stages = asked.stages.values()
+    return replace(
+        result,
+        prompt_tokens=sum(stage.prompt_tokens for stage in stages),
+        output_tokens=sum(stage.output_tokens for stage in stages),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from relabel.jobs.job import ModelRunner, start_runner, with_auto_resolved
 from relabel.jobs.run.answer_journal import AnswerJournal
 from relabel.jobs.run.batches import StoredBatches
-from relabel.jobs.run.canary import CanaryResult, CanarySample, draw_canary, has_passed, pass_canary
+from relabel.jobs.run.canary import CanarySample, draw_canary, has_passed, pass_canary
 from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, list_refused
 from relabel.jobs.run.health import Health
 from relabel.jobs.run.loop import IDLE_S, RunLoop
@@ -26,6 +26,7 @@ from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import start_unless_stopped
 from relabel.jobs.run.watchdog import ends_hanging
 from relabel.manifests.asks import Engine, EngineFacts
+from relabel.manifests.canaries import CanaryResult
 from relabel.manifests.errors import EngineCrashError, RelabelError, ServerGoneError
 from relabel.manifests.plan import FileRef
 from relabel.manifests.process import seldom_collected

@@ -18,7 +18,7 @@ from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
     from relabel.jobs.run.batches import BatchesOut
-    from relabel.jobs.run.canary import CanaryResult
+    from relabel.manifests.canaries import CanaryResult
 
 ENDED_AT_BUDGET = "ended at its budget; everything that was committed is kept"
 BUSY_SHOWN = 10

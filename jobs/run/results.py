@@ -12,7 +12,6 @@ from relabel.jobs.run.allowance import AT_BUDGET, budget_so_far
 from relabel.jobs.run.answer_journal import journal_files
 from relabel.jobs.run.batches import FOLDER as BATCHES
 from relabel.jobs.run.batches import batches_out
-from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.chunks import refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.notices import STOPPED, warnings_of
@@ -20,6 +19,7 @@ from relabel.jobs.run.progress import FOLDER as LIVE
 from relabel.jobs.run.report import InVain, Kept, RunReport, ThisRun
 from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
+from relabel.manifests.canaries import load_results
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import GateError, RelabelError
 from relabel.manifests.run_folder import Attempts, Snapshot, build_manifest

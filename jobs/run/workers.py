@@ -29,7 +29,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from relabel.jobs.run.canary import CanaryResult
 from relabel.jobs.run.crashes import narrows_down
 from relabel.jobs.run.label import label
 from relabel.jobs.run.notices import OutsideMass
@@ -41,6 +40,7 @@ from relabel.jobs.run.stop import DRAIN_S
 from relabel.jobs.settings import ENVIRONMENT_PREFIX, JOB_KEYS, absolute
 from relabel.manifests import errors
 from relabel.manifests.asks import EngineFacts
+from relabel.manifests.canaries import CanaryResult
 from relabel.manifests.errors import EngineLostError, MissingExtraError, RelabelError, StoreUnreachableError, UsageError
 from relabel.manifests.files import HERE, absolute_path, is_url
 from relabel.manifests.plan import load_receipt

@@ -309,6 +309,7 @@ def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one
             is_replacing=True,
         )
     assert f"of {graded_file}, batch of" in str(refused.value)
+    assert "--gold COLUMN names trusted ones" in str(refused.value)
     assert (target / "manifest.json").read_bytes() == before
     aside = tmp_path / "bundle.refused"
     assert (aside / "parity.json").is_file()

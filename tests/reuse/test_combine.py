@@ -164,7 +164,11 @@ def test_evaluate_a_cascade_and_distill_take_the_file(days: Days) -> None:
 def test_judges_that_share_no_pair_are_not_combined_in_silence(days: Days) -> None:
     first = judge(days, "a", {("q", "x"): 0, ("q", "y"): 2})
     second = judge(days, "b", {("q-1", "x"): 0, ("q-1", "y"): 1})
-    assert any("no pair has labels of two judges" in note for note in written(days, first, second)[0]["notes"])
+    third = judge(days, "c", {("q", "x"): 1})
+    notes = written(days, first, second)[0]["notes"]
+    assert [note.partition(" shares")[0] for note in notes if "shares no pair" in note] == [str(first), str(second)]
+    notes = written(days, first, second, third)[0]["notes"]
+    assert [note.partition(" shares")[0] for note in notes if "shares no pair" in note] == [str(second)]
 
 
 def test_labels_of_several_inputs_are_learned_by_their_ids(days: Days) -> None:

@@ -250,6 +250,20 @@ def test_an_engine_that_says_the_same_passes_and_the_manifest_says_so(days: Days
     assert days.asks("tuesday") == {"verdict": 1}, "what the canary asked is no label's cost"
 
 
+def test_a_canary_counts_in_the_budget_and_is_said_to_be_what_it_has_no_room_for(days: Days) -> None:
+    rows = rows_of(8, 5)
+    days.run("monday", rows)
+    result = days.run("tuesday", changed(rows, 3), reuse=["monday"], canary=20, run={"max_tokens": 100_000})
+    (canary,) = days.manifest("tuesday")["canary"]
+    asked = result["this_run"]
+    assert canary["prompt_tokens"] > 20 < canary["output_tokens"]
+    tokens = sum(one[kind] for one in (canary, asked) for kind in ("prompt_tokens", "output_tokens"))
+    assert result["budget"]["spent_tokens"] == tokens
+    job = days.job("wednesday", changed(rows, 3), reuse=["monday"], canary=20, run={"max_tokens": 900})
+    assert "canary" in days.call("plan", job)[1]
+    assert days.call("run", job)[0] == 5
+
+
 def test_an_engine_that_says_something_else_commits_nothing_and_ends_in_5(
     days: Days, request: pytest.FixtureRequest
 ) -> None:
