@@ -37,6 +37,7 @@ from relabel.jobs.sections import (
 )
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of
+from relabel.manifests.forms import refuse_job_file
 from relabel.manifests.gold import GOLD, GoldRows, check_scale, parse_map
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import LabelSet, gather, is_run, label_set, put_together
@@ -81,6 +82,7 @@ def open_both(
     for path in (first, second):
         is_missing = not is_url(path) and not Path(path).exists()  # which opening it reports
         if not is_missing and not is_run(path, storage):
+            refuse_job_file(path)
             raise InputError(
                 f"{path}: no run's output folder. `relabel evaluate` compares label files with each other."
             )

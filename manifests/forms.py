@@ -133,7 +133,13 @@ SHARED_SUFFIXES = (".json", ".csv")
 """Of names whose form shows inside."""
 
 
-JOB_SUFFIXES = (".yaml", ".yml")
+def refuse_job_file(path: str) -> None:
+    """
+    Raises:
+        InputError: a path is a job file, where labels are wanted.
+    """
+    if PurePosixPath(name_of(path)).suffix in (".yaml", ".yml"):
+        raise InputError(f"{path}: a job file, which holds no labels. Name the folder that its `output` says.")
 
 
 def form_of(path: str, forms: Sequence[Form], storage: Storage) -> Form | None:
@@ -144,8 +150,7 @@ def form_of(path: str, forms: Sequence[Form], storage: Storage) -> Form | None:
     """
     form = form_by_suffix(path, forms)
     suffix = PurePosixPath(name_of(path)).suffix
-    if suffix in JOB_SUFFIXES:
-        raise InputError(f"{path}: a job file, which holds no labels. Name the folder that its `output` says.")
+    refuse_job_file(path)
     if suffix not in SHARED_SUFFIXES or (form is not None and form.marks):
         return form
     marked = [one for one in forms if one.marks]

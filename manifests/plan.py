@@ -1129,7 +1129,7 @@ def _listed(lines: list[str]) -> str:
 
 def _changes(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """What differs, a phrase each. What follows from a difference that is shown is left out: stages that ask otherwise,
-    and the templates of another labeler.
+    and of another labeler its settings, columns and templates.
     """
     is_asked_otherwise = any(was.get(key) != now.get(key) for key in ("labeler", "templates"))
     is_other_labeler = was.get("labeler", {}).get("name") != now.get("labeler", {}).get("name")
@@ -1137,9 +1137,11 @@ def _changes(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     if is_asked_otherwise:
         left_out.add("stages")
     if is_other_labeler:
-        left_out.add("templates")
+        left_out |= {"templates", "label_columns"}
     for key in sorted({*was, *now} - left_out):
         for path, before, after in differing(was.get(key), now.get(key), key):
+            if is_other_labeler and path.startswith("labeler.") and path != "labeler.name":
+                continue
             if path.startswith("templates."):
                 yield f"{path}: another text than the planned one" + (f", {template_name(before)}" if before else "")
             else:
