@@ -365,8 +365,8 @@ def limited(rows: int, input_rows: int) -> str:
 def beyond_budget(job_file: str) -> str:
     """How to go on where a budget is used up."""
     return (
-        f"To go on, raise run.max_tokens or run.max_cost in {job_file}, and run the same command again. Until then "
-        "it ends here, before an engine is started."
+        f"To go on, raise run.max_tokens or run.max_cost in {job_file} or its --set, and run the command again. Until "
+        "then it ends here, before an engine is started."
     )
 
 

@@ -63,7 +63,7 @@ def test_a_run_ends_at_its_budget_and_so_does_the_next_before_an_engine_is_start
     first = relabel("run", job)
     assert first.code == 5
     assert ENDED in first.out
-    assert "raise run.max_tokens or run.max_cost in job.yaml" in first.err
+    assert "raise run.max_tokens or run.max_cost in job.yaml or its --set" in first.err
     assert " of 9,000 tokens spent\n" in first.out
     assert 4_000 < spent.tokens <= 9_000
     assert spent.starts == 1
