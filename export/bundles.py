@@ -163,6 +163,8 @@ def _refuse_other_outputs(folder: Path) -> None:
     """
     if absent := absence_of(folder):
         raise ManifestError(absent)
+    if (folder / puller.VERSIONS).is_dir():
+        raise ManifestError(f"{folder}: bundles are pulled there. Name the active one: {folder}/current")
     path = folder / MANIFEST_NAME
     kind = kind_of(folder)
     if kind == "bundle":

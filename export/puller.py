@@ -518,7 +518,7 @@ class ServingFolder:
         """What is remembered, where anything was pulled."""
         state = self.state()
         if state is None or not state.served:
-            raise Refused(BAD, f"{self.folder}: no version was pulled here. Pull one: URL/NAME {self.folder}.")
+            raise Refused(BAD, f"{self.folder}: no version was pulled here. Pull one: pull URL/NAME {self.folder}.")
         return state
 
     def path_of(self, served: Served) -> Path:

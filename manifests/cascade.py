@@ -305,7 +305,7 @@ def open_answers(path: str, storage: Storage, grades: int, key: str, advice: str
     from relabel.manifests.label_sets import gather, open_labels  # with the metrics, which other jobs do without
 
     try:
-        labels = open_labels(path, storage)
+        labels = open_labels(path, storage, has_options=False)
     except InputError as exc:
         raise InputError(f"{key}: {exc} {advice}") from exc
     if labels.grades not in (None, grades):

@@ -11,6 +11,7 @@ from relabel.jobs.combine import combine_labels, label_maps_of
 from relabel.jobs.commands.options import (
     FORCE_HELP,
     check_grade_options,
+    columns_option,
     duplicates_option,
     grade_map_option,
     grade_option,
@@ -31,7 +32,7 @@ from relabel.jobs.output import Exit, TextResult, emit, values_table
 from relabel.jobs.run.progress import check_metrics_file
 from relabel.jobs.tables import check_free, written
 from relabel.jobs.track import Tracked, track
-from relabel.manifests.errors import UsageError
+from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS
 from relabel.manifests.gold import parse_map
@@ -407,6 +408,7 @@ def report(
     metavar="FILE",
     help="Gold of a few queries, which anchors grades: TREC qrels text, Parquet, CSV, TSV or JSONL.",
 )
+@columns_option("Id columns of label files and gold other than query_id and doc_id, say query_id=qid,doc_id=sku.")
 @click.option("--grade", metavar="COL", help="Column of gold grades.  [default: grade]")
 @grade_map_option
 @click.option(
@@ -429,6 +431,7 @@ def combine(
     to: str,
     by: Any,
     qrels: str | None,
+    columns: dict[str, Any],
     grade: str | None,
     grade_map: str | None,
     label_maps: tuple[str, ...],
@@ -456,11 +459,16 @@ def combine(
         grade_map=grade_map,
         duplicates=duplicates,
     )
+    further = columns.keys() - {"query_id", "doc_id"}
+    if further:
+        raise UsageError(f"--columns {min(further)}=…: combine reads ids and grades alone: query_id=…,doc_id=….")
     storage = Storage()
     check_free(to, (*labels, *gold_files(qrels)), storage, force=force)
     judging = JudgingOptions(
         qrels=qrels,
         grade=grade,
+        by=columns.get("query_id"),
+        doc=columns.get("doc_id", "doc_id"),
         grade_map=parse_map(grade_map, "--map"),
         duplicates=duplicates,
         grades=grades,
@@ -469,7 +477,13 @@ def combine(
         seed=seed,
     )
     maps = label_maps_of(label_maps, labels)
-    return emit(combine_labels(labels, to, by, judging, storage, label_maps=maps), output)
+    try:
+        combined = combine_labels(labels, to, by, judging, storage, label_maps=maps)
+    except InputError as exc:  # readers name the options of evaluate; --by is another here
+        text = str(exc).replace("--by", "--columns query_id=…").replace("--doc", "--columns doc_id=…")
+        exc.args = (text,)
+        raise
+    return emit(combined, output)
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")

@@ -17,7 +17,7 @@ import pytest
 from relabel.export.publishing import Channel, SigningKey, Version, check_whole
 from relabel.manifests.errors import StoreError
 from relabel.manifests.files import Storage
-from relabel.manifests.store import open_bundle_store
+from relabel.manifests.store import Store, open_bundle_store
 from tests import seaweed
 from tests.publish.conftest import publish_to, pull_from, served_text
 
@@ -29,6 +29,14 @@ def store(tmp_path: Path, bundle: Callable[..., Path]) -> str:
     """A folder with one version of `ecom`, at `stable`."""
     publish_to(open_bundle_store(str(tmp_path / "store"), Storage()), bundle("one"))
     return str(tmp_path / "store")
+
+
+def test_where_bundles_are_pulled_to_is_no_bundle_and_says_which_is(
+    relabel: Callable[..., Any], bundle: Callable[..., Path], url: str, bundle_store: Store, tmp_path: Path
+) -> None:
+    publish_to(bundle_store, bundle("one"))
+    pull_from(bundle_store, tmp_path / "served")
+    relabel("bench", str(tmp_path / "served")).refused(3, f"Name the active one: {tmp_path}/served/current")
 
 
 def test_a_bundle_is_verified_where_it_lies(relabel: Callable[..., Any], bundle: Callable[..., Path]) -> None:

@@ -161,6 +161,18 @@ def test_evaluate_a_cascade_and_distill_take_the_file(days: Days) -> None:
     assert examples.targets["relevance"][17] == pytest.approx(held[examples.names[17][1]], abs=1e-6)
 
 
+def test_gold_with_ids_of_other_names_anchors_labels_by_a_named_column(days: Days) -> None:
+    files, truth = crowd(days, 0.7, 0.6)
+    known = {pair: grade for pair, grade in truth.items() if int(pair[0][1:]) < 12}
+    gold = pq.read_table(judge(days, "gold", known)).rename_columns({"query_id": "qid", "doc_id": "sku"})
+    pq.write_table(gold, days.folder / "own.parquet")
+    call = ("combine", *files, "--to", days.out("anchored.parquet"), "--gold", days.folder / "own.parquet")
+    code, message = days.call(*call)
+    assert (code, "with --columns query_id=… and --columns doc_id=…" in message) == (3, True)
+    assert days.call(*call, "--columns", "query_id=qid,doc_id=sku")[1]["gold_pairs"] == 120
+    assert days.call(*call, "--columns", "query=text", "--force")[0] == 2
+
+
 def test_judges_that_share_no_pair_are_not_combined_in_silence(days: Days) -> None:
     first = judge(days, "a", {("q", "x"): 0, ("q", "y"): 2})
     second = judge(days, "b", {("q-1", "x"): 0, ("q-1", "y"): 1})

@@ -41,9 +41,10 @@ if __name__ == "__main__":
         sys.exit("usage: grader.py DEST QUERY DOCUMENT...")
     dest, query, *documents = sys.argv[1:]
     if Path(dest, "load.py").is_file():
+        above = Path(dest).parent
+        hint = f": {above}" if (above / "current").exists() else ""
         print(
-            f"{dest}: is a version itself. Give the folder that `relabel pull` fills, which has `current`: "
-            f"{Path(dest).parent}",
+            f"{dest}: is a version itself. Give the folder that `relabel pull` fills, which has `current`{hint}",
             file=sys.stderr,
         )
         sys.exit(2)
