@@ -1,8 +1,9 @@
 """Specs of an export and of a bench, checked key by key. Pure: no environment, no network, no disk."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from relabel.manifests.specs import Fraction, Spec
 
@@ -81,13 +82,25 @@ class ExportSpec(Spec):
     """
     parity: ParitySpec = ParitySpec()
 
+    @model_validator(mode="after")
+    def _bf16_is_of_engines(self) -> Self:
+        if "bf16" in self.precisions and "tensorrt" not in self.formats:
+            raise ValueError("bf16 is of --formats tensorrt alone; OpenVINO computes the fp32 file in bf16")
+        return self
+
     @property
     def onnx_precisions(self) -> tuple[Precision, ...]:
         """What is written as ONNX, fp32 first; bf16 is TensorRT's alone."""
         return ("fp32", *(name for name in dict.fromkeys(self.precisions) if name not in ("fp32", "bf16")))
 
 
-Shape = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}x([1-9]\d{0,5}|replay)$")]
+def _check_shape(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,5}x([1-9]\d{0,5}|replay)", text):
+        raise ValueError("write PAIRSxTOKENS, such as 8x128, or 8xreplay for real lengths")
+    return text
+
+
+Shape = Annotated[str, AfterValidator(_check_shape)]
 
 
 class BenchSpec(Spec):

@@ -423,22 +423,28 @@ def combine_labels(
         notes=notes,
     )
     made_of = {name: getattr(result, name) for name in ("by", "judges", "gold", "gold_pairs")}
-    columns = {}
-    if all(is_same_input(sets[0], other) for other in sets[1:]):
-        columns["row_id"] = votes.row_ids  # else it would count in one input for some rows, and in another for others
-    columns |= {
-        "query_id": votes.query_ids.cast(pa.large_string()),
-        "doc_id": votes.doc_ids.cast(pa.large_string()),
-        "grade": grade_P,
-        "probs": pa.FixedSizeListArray.from_arrays(probs_PK.ravel(), grades).cast(pa.list_(pa.float64())),
-    }
-    is_from_gold_P = (gold_P >= 0) | votes.is_from_gold_JP.any(0)
-    if is_from_gold_P.any():
-        columns[FROM_GOLD] = is_from_gold_P
+    columns = _columns_of(votes, grade_P, probs_PK, gold_P)
+    if not all(is_same_input(sets[0], other) for other in sets[1:]):
+        del columns["row_id"]  # it would count in one input for some rows, and in another for others
     table = pa.table(columns, metadata={"relabel.combine": json.dumps(redacted_values(made_of))})
     with written(to, storage) as file:
         pq.write_table(table, file, compression="zstd")
     return result
+
+
+def _columns_of(votes: Votes, grade_P: np.ndarray, probs_PK: np.ndarray, gold_P: np.ndarray) -> dict[str, Any]:
+    """The columns of a combined file."""
+    columns = {
+        "row_id": votes.row_ids,
+        "query_id": votes.query_ids.cast(pa.large_string()),
+        "doc_id": votes.doc_ids.cast(pa.large_string()),
+        "grade": grade_P,
+        "probs": pa.FixedSizeListArray.from_arrays(probs_PK.ravel(), probs_PK.shape[1]).cast(pa.list_(pa.float64())),
+    }
+    is_from_gold_P = (gold_P >= 0) | votes.is_from_gold_JP.any(0)
+    if is_from_gold_P.any():
+        columns[FROM_GOLD] = is_from_gold_P
+    return columns
 
 
 def _instructions(labels: LabelSet, grades: int, options: JudgingOptions, storage: Storage) -> list[Labelled]:

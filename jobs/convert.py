@@ -580,7 +580,7 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
     form = source_form(source, options.from_format, storage)
     to = target_form(target, options.to_format)
     check_options(source, form, to, options)
-    if options.queries is not None:
+    if options.queries is not None and (options.by, options.query) != options.columns_of_queries:
         options = with_columns_of_queries(source, form, options.queries, options, storage)
     heading = heading_of(target, to, options, storage)
     inputs = (source, *filter(None, (options.queries, options.template)))

@@ -421,12 +421,12 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
         doc=options.doc,
         where=options.where,
         wants_ids=wants_ids or not is_one_file,
-        may_lack=options.may_lack or (not is_run(path, storage) and _are_of_qrels(options, storage)),
+        may_lack=options.may_lack or (not is_run(path, storage) and _qrels_have_columns(options, storage)),
     )
     return on_scale_of(labels, options.label_map)
 
 
-def _are_of_qrels(options: JudgingOptions, storage: Storage) -> bool:
+def _qrels_have_columns(options: JudgingOptions, storage: Storage) -> bool:
     """Whether the qrels have the id columns that the user named, so that label files may have the usual ones: files of
     `relabel combine` and `relabel audit` always do, whatever a team's gold calls them.
     """

@@ -166,8 +166,9 @@ def _job_of_model(target: str, pairs: tuple[str, ...], columns: dict[str, Any], 
     """The job that a student, a bundle or a reranker would score these pairs by."""
     from relabel.jobs.score import ScoreOptions
     from relabel.manifests.files import Storage
+    from relabel.manifests.plan import PLAN_NAME
 
-    if Path(target, "plan.json").is_file():
+    if Path(target, PLAN_NAME).is_file():
         raise UsageError(
             f"{target}: the output of a run. Name the job file, whose judge is asked: relabel audit JOB.YAML"
         )

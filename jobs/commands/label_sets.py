@@ -18,6 +18,7 @@ from relabel.jobs.commands.options import (
     grades_option,
     label_map_option,
     local_folder,
+    names_column_options,
     output_option,
     report_refused,
     resamples_options,
@@ -32,7 +33,7 @@ from relabel.jobs.output import Exit, TextResult, emit, values_table
 from relabel.jobs.run.progress import check_metrics_file
 from relabel.jobs.tables import check_free, written
 from relabel.jobs.track import Tracked, track
-from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS
 from relabel.manifests.gold import parse_map
@@ -477,12 +478,8 @@ def combine(
         seed=seed,
     )
     maps = label_maps_of(label_maps, labels)
-    try:
+    with names_column_options():
         combined = combine_labels(labels, to, by, judging, storage, label_maps=maps)
-    except InputError as exc:  # readers name the options of evaluate; --by is another here
-        text = str(exc).replace("--by", "--columns query_id=…").replace("--doc", "--columns doc_id=…")
-        exc.args = (text,)
-        raise
     return emit(combined, output)
 
 

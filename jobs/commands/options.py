@@ -86,7 +86,7 @@ def columns_option(text: str) -> Callable[[Command], Command]:
 
 @contextlib.contextmanager
 def names_column_options(*, are_options: bool = True) -> Iterator[None]:
-    """A job's reader names the keys of its file, and here columns are an option's.
+    """Readers name the keys of a job, or the options of `relabel evaluate`, where `--columns` is what is meant.
 
     Args:
         are_options: False where they are of a job, or of a student's own pairs.
@@ -98,6 +98,7 @@ def names_column_options(*, are_options: bool = True) -> Iterator[None]:
             raise
         text = str(exc).replace("Name them in input.columns.document.", "Name them by --columns document=NAME+NAME.")
         text = text.replace("input.columns.gold", "--gold")
+        text = text.replace("--by", "--columns query_id=…").replace("--doc", "--columns doc_id=…")
         exc.args = (re.sub(r"input\.columns\.(\w+)", r"--columns \1=", text),)
         raise
 

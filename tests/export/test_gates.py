@@ -348,6 +348,7 @@ def test_the_same_command_again_finds_the_bundle(relabel: Callable[..., Any], st
     assert again.json["version"] == first.json["version"]
     assert relabel(*line, "--done-ok").code == 0
     relabel(*line, "--precisions", "fp23").refused(3, "precisions", "fp23")
+    relabel(*line, "--precisions", "bf16").refused(3, "bf16 is of --formats tensorrt alone")
     relabel(*line, "--gold", "grade").refused(2, "--pairs")
     relabel(*line, "--columns", "query=text").refused(2, "--columns, --gold and --gold-map belong to --pairs")
     relabel(*line, "--provider", "cuda", "--replace").refused(4, "CUDAExecutionProvider")

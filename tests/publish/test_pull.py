@@ -308,15 +308,22 @@ def test_no_rollback_goes_to_what_a_channel_left_by_a_rollback(bundles: dict[str
     )
 
 
-def test_what_was_left_here_stays_and_is_one_step_away_without_the_store(
-    bundles: dict[str, Path], tmp_path: Path
-) -> None:
+@pytest.fixture
+def left_three(bundles: dict[str, Path], tmp_path: Path) -> tuple[Store, Path, str]:
+    """A store and a destination that pulled one, two and three and was rolled back to two; and the version left."""
     bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     version = ""
     for text in ("one", "two", "three"):
         version = publish_to(bundle_store, bundles[text]).version.at
         pull_from(bundle_store, dest, keep=KEEP)
     roll_back_in(dest)
+    return bundle_store, dest, version
+
+
+def test_what_was_left_here_stays_and_is_one_step_away_without_the_store(
+    left_three: tuple[Store, Path, str], tmp_path: Path
+) -> None:
+    bundle_store, dest, version = left_three
     assert served_text(dest) == "two"
     held = pull_from(bundle_store, dest, keep=KEEP)
     assert (held.is_held, served_text(dest)) == (True, "two")
@@ -335,14 +342,9 @@ def test_what_was_left_here_stays_and_is_one_step_away_without_the_store(
 
 
 def test_a_rollback_taken_back_and_stopped_before_it_is_noted_forgets_no_version(
-    bundles: dict[str, Path], tmp_path: Path
+    left_three: tuple[Store, Path, str],
 ) -> None:
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
-    version = ""
-    for text in ("one", "two", "three"):
-        version = publish_to(bundle_store, bundles[text]).version.at
-        pull_from(bundle_store, dest, keep=KEEP)
-    roll_back_in(dest)
+    _, dest, version = left_three
     note = (dest / ".pull.json").read_bytes()
     roll_back_in(dest, version)
     (dest / ".pull.json").write_bytes(note)
@@ -352,12 +354,10 @@ def test_a_rollback_taken_back_and_stopped_before_it_is_noted_forgets_no_version
         assert served_text(dest) == text
 
 
-def test_what_was_left_here_gives_way_before_what_is_older(bundles: dict[str, Path], tmp_path: Path) -> None:
-    bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
-    for text in ("one", "two", "three"):
-        publish_to(bundle_store, bundles[text])
-        pull_from(bundle_store, dest, keep=KEEP)
-    roll_back_in(dest)
+def test_what_was_left_here_gives_way_before_what_is_older(
+    bundles: dict[str, Path], left_three: tuple[Store, Path, str]
+) -> None:
+    bundle_store, dest, _ = left_three
     publish_to(bundle_store, bundles["four"])
     pull_from(bundle_store, dest, keep=KEEP)
     for text in ("two", "one"):
